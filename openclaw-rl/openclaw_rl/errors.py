@@ -6,6 +6,7 @@
     ├── EngineError          the engine did not answer, or its answer cannot be used
     │   ├── EngineRefused    it answered 4xx: the request itself is at fault, never retried
     │   └── EngineGone       it did not answer at all: retried, then a 503 with Retry-After
+    │       ├── EngineFaulty  it answered 5xx, or what cannot be read: it or the request is at fault
     │       └── EngineLeft   one engine of a pool did not, and others serve
     ├── LedgerError          the ledger refused a change: it is not legal, or names a row that does not exist
     │   ├── LedgerUnavailable  it cannot be read or written now (disk full, locked, closed): may be retried
@@ -66,6 +67,10 @@ class EngineRefused(EngineError):
 
 class EngineGone(EngineError):
     """The engine cannot be reached, or its answer ended in the middle."""
+
+
+class EngineFaulty(EngineGone):
+    """The engine answered 5xx, or what cannot be read. The engine or the request is at fault."""
 
 
 class EngineLeft(EngineGone):

@@ -52,7 +52,7 @@ from openclaw_rl.engines.dialect import (
 )
 from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
 from openclaw_rl.engines.score_answers import SAME_PASS, aligned, id_blocks, is_table_of, rows_of, scoring_request
-from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
+from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
 
@@ -161,7 +161,7 @@ class HttpEngine:
         try:
             reply = _parse(await self._post("/generate", body))
             if not all(0 <= token <= LARGEST_ID for token in reply.output_ids):
-                raise EngineGone("the engine sent ids that are no token ids")
+                raise EngineFaulty("the engine sent ids that are no token ids")
             return reply
         except BaseException:
             self._miscount(request)
@@ -283,7 +283,7 @@ class HttpEngine:
         if 400 <= reply.status_code < 500:
             raise EngineRefused(error_message(reply.content), status=reply.status_code)
         if reply.status_code != 200:
-            raise EngineGone(f"{path} answered {reply.status_code}: {error_message(reply.content)}")
+            raise EngineFaulty(f"{path} answered {reply.status_code}: {error_message(reply.content)}")
         return reply.content
 
     async def _abort(self, rid: str) -> None:
@@ -320,7 +320,7 @@ def _parse_loosely(data: bytes) -> GenerateReply:
         json.dumps(found, ensure_ascii=False).encode()  # half a surrogate is no text, for any of our readers
         return msgspec.convert(found, GenerateReply, strict=False)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, and so are those of json
-        raise EngineGone(f"engine sent what is no reply: {error}") from error
+        raise EngineFaulty(f"engine sent what is no reply: {error}") from error
 
 
 def _without_repeats(reply: GenerateReply, received: int) -> GenerateReply:

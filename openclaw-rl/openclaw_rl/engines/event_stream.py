@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import orjson
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
 
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_LINE = 32 * 2**20
@@ -303,11 +303,11 @@ class _ResponseProtocol(asyncio.Protocol):
             self.fault = EngineGone(message)
 
 
-def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineGone:
+def _refusal(status: int, body: bytes, retry_after: str | None) -> EngineRefused | EngineFaulty:
     message = error_message(body)
     if 400 <= status < 500:
         return EngineRefused(message, status=status, retry_after=retry_after)
-    return EngineGone(f"engine answered {status}: {message}")
+    return EngineFaulty(f"engine answered {status}: {message}")
 
 
 def error_message(body: bytes) -> str:

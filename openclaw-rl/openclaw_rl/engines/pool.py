@@ -20,7 +20,7 @@ Leaves to others: the version of each request, and holding chats while no engine
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -28,14 +28,12 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from openclaw_rl.engines.admission import is_unknown_adapter
 from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
-from openclaw_rl.engines.pool_member import STRANGER, EngineStatus, Member, Weights, stranger_of
+from openclaw_rl.engines.pool_member import EMPTY, STRANGER, EngineStatus, Member, Tried, Weights, stranger_of
 from openclaw_rl.engines.version_keys import version_of
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
-from openclaw_rl.telemetry.health import OUT_AFTER
 from openclaw_rl.types import Ids
 
 log = structlog.get_logger()
@@ -44,7 +42,6 @@ T = TypeVar("T")
 POLL_S, DOWN_AFTER = 1.0, 3
 MOST_HOMES = 20_000
 """Conversations whose engine is remembered; the least recently used one is forgotten."""
-_EMPTY = "it was started again, and lacks what the others hold"
 
 
 class PooledEngine:
@@ -78,7 +75,7 @@ class PooledEngine:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
-        tried: list[Member] = []
+        tried = Tried(request.lora_path)
         while True:
             member, has_begun = self._choose(request.affinity, request.extra_key, tried), False
             with member.call():
@@ -87,14 +84,14 @@ class PooledEngine:
                         async for reply in events:
                             has_begun = True
                             yield reply
-                    member.worked()
+                    tried.worked(member)
                     return
                 except (EngineGone, EngineRefused) as error:
-                    if not self._may_ask_another(member, error, request.lora_path) or not self.members:
+                    if not tried.may_go_on(member, error, self._adapters, self.members) or not self.members:
                         raise
                     if has_begun:
+                        self._homes.pop(request.affinity or "", None)
                         raise EngineLeft(str(error)) from error
-            tried.append(member)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         return await self._ask(
@@ -117,6 +114,23 @@ class PooledEngine:
 
         return await self._ask(ask, lora_path, extra_key)
 
+    async def score_on(
+        self, engine: HttpEngine, within_s: float, prompt: Ids, ids: Ids, *, lora_path: str | None, extra_key: str
+    ) -> Score:
+        """Score on one engine. If it fails while others serve, it leaves the pool: raises EngineLeft."""
+        member = next(one for one in self._members if one.engine is engine)
+        try:
+            async with asyncio.timeout(within_s):
+                return await engine.score(prompt, ids, lora_path=lora_path, extra_key=extra_key)
+        except (EngineGone, EngineRefused, TimeoutError) as error:
+            if self.members == [member]:
+                raise
+            if not isinstance(error, EngineRefused):
+                member.failed(str(error) or f"it did not answer within {within_s:g} s")
+            elif not Tried(lora_path).may_go_on(member, error, self._adapters, self.members):
+                raise
+            raise EngineLeft(f"{member.url}: {member.fault}") from error
+
     async def _ask(
         self,
         call: Callable[[HttpEngine], Awaitable[T]],
@@ -124,20 +138,19 @@ class PooledEngine:
         extra_key: str | None,
         affinity: str | None = None,
     ) -> T:
-        tried: list[Member] = []
+        tried = Tried(lora_path)
         while True:
             member = self._choose(affinity, extra_key, tried)
             with member.call():
                 try:
                     answer = await call(member.engine)
-                    member.worked()
+                    tried.worked(member)
                     return answer
                 except (EngineGone, EngineRefused) as error:
-                    if not self._may_ask_another(member, error, lora_path):
+                    if not tried.may_go_on(member, error, self._adapters, self.members):
                         raise
-            tried.append(member)
 
-    def _choose(self, affinity: str | None, extra_key: str | None, tried: Sequence[Member]) -> Member:
+    def _choose(self, affinity: str | None, extra_key: str | None, tried: Container[Member]) -> Member:
         """Return the engine of the conversation, else the least loaded. Raises EngineGone when none may be asked."""
         ready = [one for one in self._members if one.is_in and not one.is_aside and one not in tried]
         if self._is_full and (version := version_of(extra_key)) is not None:
@@ -155,17 +168,6 @@ class PooledEngine:
             if len(self._homes) > MOST_HOMES:
                 self._homes.popitem(last=False)
         return member
-
-    def _may_ask_another(self, member: Member, error: EngineGone | EngineRefused, lora_path: str | None) -> bool:
-        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault."""
-        if isinstance(error, EngineRefused):
-            if lora_path not in self._adapters or not is_unknown_adapter(error, lora_path):
-                member.worked()
-                return False
-            member.leave(_EMPTY)
-            return True
-        member.failed(str(error))
-        return True
 
     def _faults(self) -> str:
         return "; ".join(
@@ -212,8 +214,17 @@ class PooledEngine:
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         async with self._changes:
+
+            async def load(member: Member) -> None:
+                try:
+                    await member.load(name, folder)
+                except EngineRefused as error:
+                    if name not in self._adapters:
+                        raise
+                    member.leave(f"it refused {name}, which the others hold: {error}")
+
             try:
-                await self._each(lambda member: member.load(name, folder))
+                await self._each(load)
             except EngineRefused:
                 with suppress(EngineGone, EngineRefused):
                     await self._each(lambda member: member.unload(name))
@@ -241,11 +252,10 @@ class PooledEngine:
 
     async def update_weights(self, folder: Path, weight_version: int) -> None:
         async with self._changes:
-            took: list[Member] = []
+            weights, took = Weights(folder, weight_version), list[Member]()
 
             async def push(member: Member) -> None:
-                await member.engine.update_weights(folder, weight_version)
-                member.weight_version = weight_version
+                await member.push(weights)
                 took.append(member)
 
             try:
@@ -254,7 +264,12 @@ class PooledEngine:
                 for member in took:  # it comes back with the weights of the others
                     member.leave(f"it took version {weight_version}, which another engine refused")
                 raise
-            self.hold(Weights(folder, weight_version))
+            self.hold(weights)
+
+    def hold_start(self, folder: Path) -> None:
+        """Note the folder of the weights that the engines were started with, while all hold them."""
+        if self._weights is None and self._holds() == "default":
+            self._weights = Weights(folder, 0)
 
     def hold(self, weights: Weights) -> None:
         """Note the weights that an engine has to hold from now on, and place conversations anew: caches are empty."""
@@ -277,22 +292,9 @@ class PooledEngine:
 
         Raises EngineRefused of an engine, and EngineGone if none is left. within_s: -1 for the pool's `change_s`.
         """
-        refusals: list[EngineRefused] = []
         within_s = self._change_s if within_s == -1 else within_s
-
-        async def one(member: Member) -> None:
-            try:
-                async with asyncio.timeout(within_s):
-                    await change(member)
-            except TimeoutError:
-                member.failed(f"it did not answer within {within_s:g} s")
-            except EngineGone as error:
-                member.failed(str(error))
-            except EngineRefused as error:
-                refusals.append(error)
-
-        await asyncio.gather(*(one(member) for member in self._members if member.is_in))
-        if refusals:
+        found = await asyncio.gather(*(member.change(change(member), within_s) for member in self.members))
+        if refusals := [one for one in found if one is not None]:
             raise refusals[0]
         if not self.ready():
             raise EngineGone(self._faults())
@@ -320,17 +322,19 @@ class PooledEngine:
                 pass
             await asyncio.sleep(max(0.0, member.retry_at - loop.time()))
 
-    async def _check(self, member: Member) -> None:
-        """Look at an engine of the pool: one missed answer may be a pause, several are its end."""
+    async def _look(self, member: Member) -> str | None:
+        """Return the engine's fault: one missed answer may be a pause, several are its end."""
         fault = await member.engine.fault()
         member.missed = 0 if fault is None else member.missed + 1
-        if fault is not None:
-            if member.missed >= DOWN_AFTER:
-                member.leave(fault)
-                if self.members:  # its replies go on elsewhere, where it closes no connection itself
-                    member.engine.break_off()
-            return
-        if self._changes.locked():
+        if fault is not None and member.missed >= DOWN_AFTER:
+            member.leave(fault)
+            if self.members:  # its replies go on elsewhere, where it closes no connection itself
+                member.engine.break_off()
+        return fault
+
+    async def _check(self, member: Member) -> None:
+        """Look at an engine of the pool, and take it out if it is gone or lacks what the others hold."""
+        if await self._look(member) is not None or self._changes.locked():
             return
         adapters, weights = dict(self._adapters), self._weights
         try:
@@ -344,11 +348,11 @@ class PooledEngine:
             and (adapters, weights) == (self._adapters, self._weights)
             and not self._changes.locked()
         ):
-            member.leave(_EMPTY)
+            member.leave(EMPTY)
 
     async def _join(self, member: Member) -> None:
         """Bring an engine that is out to the state of the others, and give it requests again."""
-        fault = await member.engine.fault()
+        fault = await self._look(member)
         if fault is not None or self._is_paused or member.is_aside:
             member.fault = fault or "a swap of weights runs"
             return
@@ -364,7 +368,7 @@ class PooledEngine:
                     return
                 # Full weights take longer; the engine's client bounds that call.
                 async with asyncio.timeout(None if self._weights else self._change_s):
-                    await member.take(dict(self._adapters), self._weights, info)
+                    await member.take(dict(self._adapters), self._weights)
                 member.is_in, member.missed = True, 0
         except TimeoutError:
             member.fault = f"{member.url} did not answer within {self._change_s:g} s"
@@ -378,23 +382,4 @@ class PooledEngine:
 
     def statuses(self) -> list[EngineStatus]:
         homes = Counter(self._homes.values())
-        return [
-            EngineStatus(
-                engine=one.url,
-                is_in=one.is_in,
-                running=one.running,
-                sessions=homes[one],
-                calls=one.calls,
-                failures=one.failures,
-                fault=_problem(one),
-            )
-            for one in self._members
-        ]
-
-
-def _problem(member: Member) -> str | None:
-    if member.is_told and not member.is_in:
-        return f"out of the pool: {member.fault}"
-    if member.failed_in_row >= OUT_AFTER:
-        return f"failed {member.failed_in_row} times in a row, last: {member.fault}"
-    return None
+        return [member.status(homes[member]) for member in self._members]

@@ -1,16 +1,18 @@
 """One engine of a pool: its state, and its way into the pool."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from openclaw_rl.backoff import Backoff
+from openclaw_rl.engines.admission import is_unknown_adapter
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.put_adapter import put_adapter
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
+from openclaw_rl.telemetry.health import OUT_AFTER
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 10.0
 """Pauses before an engine whose calls fail may come back: longer with each failure that no reply came after."""
@@ -92,6 +94,8 @@ class Member:
     """It is taking other weights, and gets no request meanwhile."""
     weight_version: int | None = None
     """Version of its own weights; None: it names none of ours."""
+    is_unsure: bool = False
+    """A push to it got no answer: it may take those weights later, whatever version it names now."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     took: dict[str, Path] = field(default_factory=dict)
     """Adapters that it took from us, with their folders."""
@@ -116,6 +120,19 @@ class Member:
             self.retry_at = asyncio.get_running_loop().time() + self._pauses.next_s()
         self.leave(fault)
 
+    async def change(self, change: Awaitable[None], within_s: float | None) -> EngineRefused | None:
+        """Return the refusal of a change. Leave if the engine fails it."""
+        try:
+            async with asyncio.timeout(within_s):
+                await change
+        except TimeoutError:
+            self.failed(f"it did not answer within {within_s:g} s")
+        except EngineGone as error:
+            self.failed(str(error))
+        except EngineRefused as error:
+            return error
+        return None
+
     def worked(self) -> None:
         if self.failed_in_row:
             self.failed_in_row = 0
@@ -131,6 +148,24 @@ class Member:
         finally:
             self.running -= 1
 
+    def status(self, sessions: int) -> EngineStatus:
+        return EngineStatus(
+            engine=self.url,
+            is_in=self.is_in,
+            running=self.running,
+            sessions=sessions,
+            calls=self.calls,
+            failures=self.failures,
+            fault=self._problem(),
+        )
+
+    def _problem(self) -> str | None:
+        if self.is_told and not self.is_in:
+            return f"out of the pool: {self.fault}"
+        if self.failed_in_row >= OUT_AFTER:
+            return f"failed {self.failed_in_row} times in a row, last: {self.fault}"
+        return None
+
     async def load(self, name: str, folder: Path) -> None:
         await put_adapter(self.engine, name, folder, self.took)
         self.took[name] = folder
@@ -143,6 +178,16 @@ class Member:
         except EngineRefused:
             return
 
+    async def push(self, weights: Weights) -> None:
+        """Replace its weights. Until one push has an answer they are unknown. Raises EngineError."""
+        was_unsure, self.is_unsure = self.is_unsure, True
+        try:
+            await self.engine.update_weights(weights.folder, weights.weight_version)
+        except EngineRefused:
+            self.is_unsure = was_unsure
+            raise
+        self.is_unsure, self.weight_version = False, weights.weight_version
+
     async def lacks(self, adapters: dict[str, Path], weights: Weights | None) -> bool:
         """Return True if the engine says that it has lost one of these adapters, or the weights."""
         if weights is not None:
@@ -150,16 +195,65 @@ class Member:
         folders = await self.engine.adapter_folders() if adapters else None
         return folders is not None and not adapters.keys() <= folders.keys()
 
-    async def take(self, adapters: dict[str, Path], weights: Weights | None, info: ModelInfo) -> None:
+    async def take(self, adapters: dict[str, Path], weights: Weights | None) -> None:
         """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
         await self.engine.resume()
-        self.weight_version = held(info)
-        if weights is not None and self.weight_version != weights.weight_version:
-            await self.engine.update_weights(weights.folder, weights.weight_version)
-            self.weight_version = weights.weight_version
+        self.weight_version = held(await self.engine.model_info())
+        # Without weights of ours chats are held, and `publishing.engine_weights` pushes some before it lets them go on.
+        if weights is not None and (self.is_unsure or self.weight_version != weights.weight_version):
+            if self.running:
+                self.engine.break_off()
+                raise EngineGone("its replies have to end before it takes other weights")
+            await self.engine.abort_all()
+            await self.engine.flush_cache()  # refused while a request is there: the next look tries again
+            await self.push(weights)
         for name in self.took.keys() - adapters.keys():
             await self.unload(name)
         folders = await self.engine.adapter_folders()
         for name, folder in adapters.items():
             if folders is None or folders.get(name) != str(folder):
                 await self.load(name, folder)
+
+
+EMPTY = "it was started again, and lacks what the others hold"
+
+
+class Tried:
+    """Engines that one request has met."""
+
+    def __init__(self, lora_path: str | None) -> None:
+        self._lora_path = lora_path
+        self._faults: dict[Member, str | None] = {}
+        """The fault of each engine that answered badly; None: of one that has left."""
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._faults
+
+    def worked(self, member: Member) -> None:
+        """Note an answer. The engines that answered the same request badly are at fault."""
+        member.worked()
+        for one, fault in self._faults.items():
+            if fault is not None:
+                one.failed(fault)
+
+    def may_go_on(
+        self, member: Member, error: EngineGone | EngineRefused, adapters: Container[str], serve: Sequence[Member]
+    ) -> bool:
+        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault."""
+        self._faults[member] = None
+        if isinstance(error, EngineRefused):
+            if self._lora_path is None or self._lora_path not in adapters:
+                is_empty = False
+            else:
+                is_empty = is_unknown_adapter(error, self._lora_path)
+            if is_empty:
+                member.leave(EMPTY)
+            else:
+                member.worked()
+            return is_empty
+        if isinstance(error, EngineFaulty):
+            # One request may break each engine that it meets. The engine is at fault where another one answers it.
+            self._faults[member] = str(error)
+            return len(serve) > 1 and sum(fault is not None for fault in self._faults.values()) < 2
+        member.failed(str(error))
+        return True

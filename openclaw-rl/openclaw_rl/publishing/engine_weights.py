@@ -12,7 +12,7 @@ Leaves to others: the adapters themselves (`engine_adapters`); the choice of the
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import structlog
 
 from openclaw_rl.engines.admission import Closed, VersionAdmission, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
@@ -56,9 +57,6 @@ class PolicyEngine:
     ) -> None:
         """base_folder: the base's weights, for a rollback to version 0 of full weights. most_adapters: as for
         `EngineAdapters`."""
-        self._engines: Callable[[], Sequence[Engine]] = (
-            engine.ready if isinstance(engine, PooledEngine) else lambda: (engine,)
-        )
         self._engine, self.serving, self._call_timeout_s = engine, serving, settings.call_timeout_s
         self.data_dir, self._base_folder = data_dir, base_folder
         self._health = health or Health()
@@ -124,25 +122,42 @@ class PolicyEngine:
 
     async def score(self, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER) -> LogProbs:
         """Return the forced log-probs of a reply under a loaded version. user: the one whose prefix cache it fills."""
-        return await self._score(self._engine, number, prompt_ids, response_ids, user=user)
-
-    def scores(self) -> list[Callable[..., Awaitable[LogProbs]]]:
-        """Return a `score` for each engine that serves."""
-        return [partial(self._score, engine) for engine in self._engines()]
-
-    async def _score(
-        self, engine: Engine, number: int, prompt_ids: Ids, response_ids: Ids, *, user: str = KEYLESS_USER
-    ) -> LogProbs:
         lora_path = self.serving.lora_path(number)
         try:
             async with asyncio.timeout(self._call_timeout_s):
-                score = await engine.score(
+                score = await self._engine.score(
                     prompt_ids, response_ids, lora_path=lora_path, extra_key=cache_salt(number, user)
                 )
         except EngineRefused as error:
             if is_unknown_adapter(error, lora_path):  # the engine came back empty before `EngineReadiness` saw it away
                 self.serving.hold()
             raise
+        return score.log_probs
+
+    def scores(self) -> list[Callable[..., Awaitable[LogProbs]]]:
+        """Return a `score` for each engine that serves. An engine of a pool that fails it leaves: EngineLeft."""
+        if isinstance(self._engine, PooledEngine):
+            return [partial(self._score_on, self._engine, engine) for engine in self._engine.ready()]
+        return [self.score]
+
+    async def _score_on(
+        self,
+        pool: PooledEngine,
+        engine: HttpEngine,
+        number: int,
+        prompt_ids: Ids,
+        response_ids: Ids,
+        *,
+        user: str = KEYLESS_USER,
+    ) -> LogProbs:
+        score = await pool.score_on(
+            engine,
+            self._call_timeout_s,
+            prompt_ids,
+            response_ids,
+            lora_path=self.serving.lora_path(number),
+            extra_key=cache_salt(number, user),
+        )
         return score.log_probs
 
     def switch(self, version: Version) -> None:
@@ -214,6 +229,8 @@ class PolicyEngine:
         """
         number, info = version.weight_version, await self._engine.model_info()
         if not self._full.is_unsure and is_held(number, info):
+            if isinstance(self._engine, PooledEngine) and number == 0 and self._base_folder is not None:
+                self._engine.hold_start(self._base_folder)
             self.serving.switch(number, None)
         elif is_remote_only(version):
             self.serving.switch(number, None)

@@ -10,10 +10,11 @@ An engine that fails raises, and the version is tried again.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
-from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.engine_weights import PolicyEngine
@@ -168,7 +169,8 @@ class Publication:
         for user, prompt_ids in await self._ledger.recent_prompts(self._prewarm_sessions, version.policy):
             if len(prompt_ids) > 1:
                 for score in self._policy.scores():
-                    await score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
+                    with suppress(EngineLeft):
+                        await score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
 
 
 class _PhaseTimes:

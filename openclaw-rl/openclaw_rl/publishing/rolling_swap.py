@@ -48,15 +48,12 @@ class RollingSwap:
 
         Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores it.
         """
-        members, weights = self._pool.members, Weights(folder, weight_version)
-        if (
-            len(members) < 2
-            or not self._serving.is_open
-            or any(member.weight_version != self._serving.current for member in members)
-        ):
-            return await self._as_one.swap(weight_version, folder)
         async with self._pool.rolling():
-            return await self._rolled(members, weights)
+            members, current = self._pool.members, self._serving.current
+            is_level = all(member.weight_version == current for member in members)
+            if len(members) >= 2 and self._serving.is_open and is_level:
+                return await self._rolled(members, Weights(folder, weight_version))
+        return await self._as_one.swap(weight_version, folder)
 
     async def _rolled(self, members: list[Member], weights: Weights) -> SwapTimes:
         weight_version = weights.weight_version
@@ -90,9 +87,7 @@ class RollingSwap:
             await spent.finishing(self._let_finish(member))
             try:
                 await spent.cutting(cut(engine, lambda: member.running, _changed, timeout_s))
-                push = engine.update_weights(weights.folder, weights.weight_version)
-                await spent.pushing(in_time(push, self._settings.push_timeout_s))
-                member.weight_version = weights.weight_version
+                await spent.pushing(in_time(member.push(weights), self._settings.push_timeout_s))
             finally:
                 await in_time(engine.resume(), timeout_s)
         except EngineGone as error:

@@ -11,18 +11,20 @@ from engine_client import request, served
 from waiting import until
 
 from openclaw_rl.engines.pool import PooledEngine
-from openclaw_rl.errors import EngineGone, EngineRefused
+from openclaw_rl.errors import EngineFaulty, EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
 
 LONG = Scripted(ids=(5, 6, 2), hold_after=1)
 
 
 @asynccontextmanager
-async def pool_of(fakes: Sequence[FakeEngine], *, poll_s: float = 0.01) -> AsyncIterator[PooledEngine]:
+async def pool_of(
+    fakes: Sequence[FakeEngine], *, poll_s: float = 0.01, change_s: float = 60
+) -> AsyncIterator[PooledEngine]:
     """Yield a pool that watches its engines; all that are up are in it."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(served(fake)) for fake in fakes]
-        pool = PooledEngine(engines, change_s=1.0, poll_s=poll_s)
+        pool = PooledEngine(engines, change_s=change_s, poll_s=poll_s)
         await pool.fault()
         watch = asyncio.create_task(pool.run())
         try:
@@ -79,7 +81,22 @@ async def test_a_call_that_has_no_token_yet_goes_to_another_engine_at_once() -> 
         two.go_down()
         with pytest.raises(EngineGone, match="is down"):
             await ask(pool)
-        assert not await pool.is_healthy()
+        assert pool.statuses()[1].is_in, "one request is no proof: its health check tells"
+
+
+async def test_one_request_that_every_engine_answers_badly_throws_none_out() -> None:
+    fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+        for fake in fakes:
+            fake.script(Scripted(ids=(), refuse=(500, "it cannot compute this")))
+        with pytest.raises(EngineFaulty, match="cannot compute"):
+            await ask(pool)
+        assert not any(fake._scripts for fake in fakes)
+        assert [(status.is_in, status.failures) for status in pool.statuses()] == [(True, 0)] * 2
+        fakes[0].script(Scripted(ids=(), refuse=(500, "it is broken")))
+        for _ in range(2):
+            assert await ask(pool, n=2)
+        assert [status.failures for status in pool.statuses()] == [1, 0]
 
 
 async def test_a_reply_that_was_cut_is_its_callers_to_resume_and_meets_another_engine() -> None:
@@ -97,7 +114,9 @@ async def test_a_reply_that_was_cut_is_its_callers_to_resume_and_meets_another_e
         assert len(second.calls) == 1
 
 
-async def test_replies_leave_a_host_that_vanished_though_no_connection_ends() -> None:
+@pytest.mark.parametrize("was_met", [False, True])
+async def test_replies_leave_a_host_that_vanished_though_no_connection_ends(was_met: bool) -> None:
+    """was_met: another call found it out before the health checks did."""
     one, two = fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes) as pool:
         for fake in fakes:
@@ -110,11 +129,15 @@ async def test_replies_leave_a_host_that_vanished_though_no_connection_ends() ->
                 return False
 
             silent.is_healthy = is_healthy  # type: ignore[method-assign]
+            other._scripts.clear()
+            if was_met:
+                silent.script(Scripted(ids=(5,), break_after=0))
+                assert await ask(pool, affinity="a", rid="met", n=2)
+                assert len(silent.calls) == 2
             with pytest.raises(EngineGone):
                 await anext(events)
-        other._scripts.clear()
         assert await ask(pool, affinity="a", n=2)
-        assert len(other.calls) == 1
+        assert len(other.calls) == 1 + was_met
 
 
 async def test_an_engine_that_comes_back_gets_its_adapters_before_any_call(folder: Path) -> None:
@@ -169,7 +192,7 @@ async def test_an_engine_that_was_restarted_faster_than_anyone_looked_refuses_no
 
 async def test_an_engine_that_hangs_holds_up_no_adapter_of_the_others(folder: Path) -> None:
     one, two = fakes = FakeEngine(), FakeEngine()
-    async with pool_of(fakes, poll_s=1000) as pool:
+    async with pool_of(fakes, poll_s=1000, change_s=1.0) as pool:
         async with one._changing:  # its unload waits for ever
             await pool.load_adapter("policy-v1", folder)
             assert [status.is_in for status in pool.statuses()] == [False, True]
@@ -189,6 +212,21 @@ async def test_an_adapter_that_one_engine_refuses_is_on_none(folder: Path) -> No
         with pytest.raises(EngineRefused, match="no slot"):
             await pool.load_adapter("policy-v2", folder)
         assert (one.adapters, await pool.adapter_folders()) == ({}, {})
+
+
+async def test_a_reload_that_one_engine_refuses_takes_the_adapter_off_no_other(folder: Path) -> None:
+    one, two = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+        await pool.load_adapter("policy-v1", folder)
+        two.adapters.clear()
+
+        async def full(*_: object) -> None:
+            raise EngineRefused("no slot is free", status=400)
+
+        two.load_adapter = full  # type: ignore[assignment,method-assign]
+        await pool.load_adapter("policy-v1", folder)
+        assert set(one.adapters) == set(await pool.adapter_folders()) == {"policy-v1"}
+        assert [status.is_in for status in pool.statuses()] == [True, False]
 
 
 async def test_leaving_a_stream_aborts_it_on_its_engine_alone() -> None:
@@ -271,3 +309,41 @@ async def test_scores_are_the_same_on_each_engine(folder: Path) -> None:
         }
         assert len(found) == 1
         assert all(map(math.isfinite, found.pop()))
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_an_engine_that_fails_a_score_of_its_own_leaves_while_others_serve(hangs: bool) -> None:
+    one, _ = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+        may_end = asyncio.Event()
+
+        async def fails(_: object) -> object:
+            if hangs:
+                await may_end.wait()
+            raise EngineGone("it cannot score")
+
+        one.generate = fails  # type: ignore[assignment,method-assign]
+        with pytest.raises(EngineLeft):
+            await pool.score_on(pool.ready()[0], 0.05, (1,), (300, 301), lora_path=None, extra_key="")
+        may_end.set()
+        assert [status.failures for status in pool.statuses()] == [1, 0]
+        assert (await pool.score_on(pool.ready()[-1], 60, (1,), (300, 301), lora_path=None, extra_key="")).log_probs
+
+
+async def test_an_engine_takes_no_weights_under_the_replies_that_it_still_runs(folder: Path) -> None:
+    fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes) as pool:
+        for fake in fakes:
+            fake.script(LONG)
+        async with aclosing(pool.stream(request([1]))) as events:
+            await anext(events)
+            n = 0 if fakes[0].running else 1
+            await pool.pause("retract")
+            pool._members[n].failed("one of its calls failed, and this reply goes on")
+            await pool.update_weights(folder, 1)
+            assert [fake.weight_version for fake in fakes] == [n, 1 - n]
+            await pool.resume()
+            with pytest.raises(EngineGone):
+                await anext(events)
+        await until(lambda: pool.statuses()[n].is_in)
+        assert [fake.weight_version for fake in fakes] == [1, 1]

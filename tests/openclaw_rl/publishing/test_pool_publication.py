@@ -10,6 +10,7 @@ from engine_client import served
 from publishing import World, until
 
 from openclaw_rl.engines.pool import PooledEngine
+from openclaw_rl.errors import EngineGone
 from openclaw_rl.ledger import Identity, Ledger
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.publisher import Publisher
@@ -80,3 +81,21 @@ async def test_a_version_serves_though_an_engine_died_and_that_one_gets_it_when_
 
         await until(is_in)
         assert set(other.adapters) == {f"policy-v{number}"}
+
+
+async def test_an_engine_that_fails_its_self_test_leaves_and_the_version_serves_on_the_others(tmp_path: Path) -> None:
+    other = FakeEngine()
+    async with pooled_world(tmp_path, other) as (world, pool):
+
+        async def fails(_: object) -> object:
+            raise EngineGone("it cannot score")
+
+        other.generate = fails  # type: ignore[assignment,method-assign]
+        number = await world.commit(sampled_by=0)
+        world.publisher.wake()
+
+        async def serves() -> bool:
+            return await world.state(number) is VersionState.SERVING
+
+        await until(serves)
+        assert pool.statuses()[1].failures

@@ -13,12 +13,13 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import EngineGone, EngineRefused
 from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
+from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.full_swap import FullWeightSwap
 from openclaw_rl.publishing.rolling_swap import RollingSwap
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.types import SamplingParams
+from openclaw_rl.types import SamplingParams, Version, VersionState, WeightKind
 
 PROMPT = (1, 5, 6)
 FOLDER = Path("weights")
@@ -182,3 +183,57 @@ async def test_a_pool_of_one_engine_swaps_as_one_engine_does() -> None:
             assert [version for version, _ in sampled.runs] == [0, 1]
         assert times.held_s > 0
         assert world.held == [1]
+
+
+def version_of(number: int) -> Version:
+    state = VersionState.SERVING if number == 0 else VersionState.LOADING
+    folder = f"versions/v{number}" if number else None
+    return Version(number, None, WeightKind.FULL, "base", folder, None, state)
+
+
+async def test_an_engine_whose_push_got_no_answer_is_given_what_serves_whatever_it_names() -> None:
+    """It still names the old version when it is asked, and the push lands later."""
+    async with world_of(2) as world:
+        one, _ = world.engines
+        world.pool.hold_start(FOLDER)
+        pushed: list[int] = []
+        update = one.update_weights
+
+        async def unanswered(folder: Path, weight_version: int) -> None:
+            pushed.append(weight_version)
+            if len(pushed) == 1:
+                raise EngineGone("the answer was lost")
+            await update(folder, weight_version)
+
+        one.update_weights = unanswered  # type: ignore[method-assign]
+        with pytest.raises(EngineGone):
+            await world.swapper.swap(1, FOLDER)
+        assert world.serving.current == 0
+        await until(lambda: all(status.is_in for status in world.pool.statuses()))
+        assert pushed == [1, 0]
+        await world.swapper.swap(2, FOLDER)
+        assert world.held == [2, 2]
+
+
+async def test_the_first_roll_from_the_weights_of_the_start_leaves_the_old_version_in_place() -> None:
+    async with world_of(4) as world:
+        pool, settings = world.pool, PublisherSettings(unbroken_drain_s=0.0)
+        policy = PolicyEngine(pool, world.serving, settings, FOLDER, base_folder=FOLDER / "base")
+
+        async def find(number: int) -> Version:
+            return version_of(number)
+
+        await policy.restore(version_of(0), find)
+        one, two = world.engines[:2]
+        two.may_end.clear()
+        two.refuses = True
+        swap = asyncio.create_task(policy.serve(version_of(1)))
+        await until(two.reads.is_set)
+        assert world.held == [1, 0, 0, 0]
+        assert await policy.is_in_place()
+        two.may_end.set()
+        with pytest.raises(EngineRefused):
+            await swap
+        await until(lambda: one.weight_version == 0 and all(status.is_in for status in pool.statuses()))
+        assert (world.serving.current, world.held) == (0, [0, 0, 0, 0])
+        assert await policy.is_in_place()
