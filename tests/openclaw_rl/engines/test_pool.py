@@ -104,7 +104,7 @@ async def test_a_reply_that_was_cut_is_its_callers_to_resume_and_meets_another_e
     async with pool_of(fakes) as pool:
         for fake in fakes:
             fake.script(Scripted(ids=(5, 6, 2), break_after=1))
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineLeft):
             await ask(pool, affinity="a")
         first, second = (one, two) if one.calls else (two, one)
         assert not second.calls
@@ -273,7 +273,7 @@ async def test_full_weights_are_on_every_engine_and_on_one_that_comes_back(folde
         await pool.update_weights(folder, 2)
         one.come_up()
         one.weight_version = 0
-        await asyncio.sleep(0.05)
+        await pool.fault()  # it looks at each engine that is out
         assert not pool.statuses()[0].is_in, "no engine comes in while the others are swapped"
         await pool.resume()
         await until(lambda: pool.statuses()[0].is_in)
