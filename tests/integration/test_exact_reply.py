@@ -110,14 +110,20 @@ def ask(served: Served, body: dict[str, Any], *, stream: bool) -> Got:
     assert turn["finish_reason"] == finish
     assert usage["prompt_tokens"] == len(record["request"]["prompt_ids"])
     assert usage["completion_tokens"] <= len(turn["response_ids"]) == len(turn["rollout_log_probs"])
+    ids, mask = turn["response_ids"], turn["loss_mask"]
+    if stop := body.get("stop"):
+        # On a busy machine the engine sends more tokens before it is told to stop: recorded, and outside the mask.
+        ends = next((k for k in range(1, len(ids)) if stop in served.frontend.decode(ids[:k])), len(ids))
+        assert not any(mask[ends:])
+        ids, mask = ids[:ends], mask[:ends]
     return Got(
         content=said.get("content") or None,
         reasoning=said.get("reasoning_content"),
         calls=[(call["function"]["name"], call["function"]["arguments"]) for call in calls],
         finish=finish,
         tokens=(usage["prompt_tokens"], usage["completion_tokens"]),
-        ids=turn["response_ids"],
-        mask=turn["loss_mask"],
+        ids=ids,
+        mask=mask,
     )
 
 
