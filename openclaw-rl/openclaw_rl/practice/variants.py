@@ -37,8 +37,8 @@ from openclaw_rl.types import Ids, Request
 log = structlog.get_logger(__name__)
 
 BOUND = 0.5
-"""Nats a token. Twelve corrections of manner had −.09 to .29, and "No, lists please." .78; eleven of content .63 to 2.5
-(bundled model)."""
+"""Nats a token. Of twelve corrections of manner eleven had −.09 to .29, and "No lists, please." .78, behind a request
+for three tips. Eleven of content had .63 to 2.5 (bundled model)."""
 OTHERS = BUILT_IN[:6]
 """Requests of other kinds that a correction is compared on."""
 _ANSWER = "Here is my answer."
