@@ -17,7 +17,7 @@ from harness.model import Vocabulary
 
 from openclaw_rl.testing import ToyPolicy
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240
 """Against hanging alone: nothing that is shown here may depend on how fast the machine is."""
 
 
