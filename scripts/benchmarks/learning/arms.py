@@ -104,25 +104,26 @@ DRIFT = (
 )
 """Combined with the bundled model by its defaults; then a user who goes on to complain and to thank."""
 _TOKENS = "neutral_hint=Thank you.,learning_rate=2e-4"
+_HANDFUL = Arm(
+    "handful",
+    "opd",
+    settings=f"{_TOKENS},guidance=3,request_guidance=0.3",
+    has_judge=False,
+    corrections=4,
+    anchors=0.25,
+    least_relevance=0.5,
+)
 HANDFUL = (
-    handful := Arm(
-        "handful",
-        "opd",
-        settings=f"{_TOKENS},guidance=3,request_guidance=0.3",
-        has_judge=False,
-        corrections=4,
-        anchors=0.25,
-        least_relevance=0.5,
-    ),
-    _changed("handful, no variants", handful, variants=0.0),
-    _changed("handful, three quarters variants", handful, variants=0.75),
-    _changed("handful, top-k 20", handful, "top_k=20"),
-    _changed("handful, top-k 20, no variants", handful, "top_k=20", variants=0.0),
-    _changed("handful, w = 2, v = 0.6", handful, "guidance=2,request_guidance=0.6"),
-    _changed("handful, w = 3, v = 1", handful, "request_guidance=1"),
-    _changed("handful, top-k 20, w = 2, v = 0.6", handful, "top_k=20,guidance=2,request_guidance=0.6"),
-    _changed("handful, rate 1e-4", handful, "learning_rate=1e-4"),
-    _changed("handful, 32 replies", handful, replies=32),
+    _HANDFUL,
+    _changed("handful, no variants", _HANDFUL, variants=0.0),
+    _changed("handful, three quarters variants", _HANDFUL, variants=0.75),
+    _changed("handful, top-k 20", _HANDFUL, "top_k=20"),
+    _changed("handful, top-k 20, no variants", _HANDFUL, "top_k=20", variants=0.0),
+    _changed("handful, w = 2, v = 0.6", _HANDFUL, "guidance=2,request_guidance=0.6"),
+    _changed("handful, w = 3, v = 1", _HANDFUL, "request_guidance=1"),
+    _changed("handful, top-k 20, w = 2, v = 0.6", _HANDFUL, "top_k=20,guidance=2,request_guidance=0.6"),
+    _changed("handful, rate 1e-4", _HANDFUL, "learning_rate=1e-4"),
+    _changed("handful, 32 replies", _HANDFUL, replies=32),
 )
 """OPD with the bundled model by its defaults, from four corrections in the user's own words, without a stop."""
 CONTROLS = (

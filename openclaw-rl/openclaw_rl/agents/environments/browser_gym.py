@@ -5,7 +5,6 @@ of its browsers, the task's and the chat's, run in `browser`'s bubblewrap: pages
 with the runner. Needs browsergym-miniwob and miniwob (`scripts/agents/env.sh browsergym`) and Chromium. ±1.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from openclaw_rl.agents.environment import Outcome, Split, Task
 from openclaw_rl.agents.environments.browser import Browser
 from openclaw_rl.agents.environments.child import Child, ChildGone
-from openclaw_rl.agents.environments.miniwob import FIRST_EVAL_SEED, PAGES, pages_folder
+from openclaw_rl.agents.environments.miniwob import PAGES, page_tasks, pages_folder
 from openclaw_rl.agents.episode import Episode
 from openclaw_rl.errors import EnvironmentFault
 
@@ -46,11 +45,7 @@ class BrowserGym:
         self._browser = Browser(where, width=0, height=0, program=program)  # BrowserGym sets the size
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        first = self._seed if split == "train" else FIRST_EVAL_SEED + self._seed
-        count, pages = self._counts[split], self._page_names
-        drawn = [(pages[n % len(pages)], first + n // len(pages)) for n in range(count)]
-        random.Random(f"{self._seed}:{split}:browsergym").shuffle(drawn)
-        return [Task(f"browsergym/miniwob.{page}/{seed}", page, {"page": page, "seed": seed}) for page, seed in drawn]
+        return page_tasks("browsergym/miniwob.", self._page_names, split, self._counts[split], self._seed)
 
     async def run(self, task: Task, episode: Episode) -> Outcome:
         launcher = await self._browser.launcher(await episode.open_sandboxes())

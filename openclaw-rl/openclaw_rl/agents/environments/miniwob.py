@@ -84,6 +84,17 @@ class Action:
     arguments: tuple[str, ...]
 
 
+def page_tasks(prefix: str, pages: Sequence[str], split: Split, count: int, seed: int) -> list[Task]:
+    """Return `count` tasks, over all pages evenly and in a random order; their ids are prefix, page and seed.
+
+    The seeds of eval tasks are none of train tasks.
+    """
+    first = seed if split == "train" else FIRST_EVAL_SEED + seed
+    drawn = [(pages[n % len(pages)], first + n // len(pages)) for n in range(count)]
+    random.Random(f"{seed}:{split}:{prefix.partition('/')[0]}").shuffle(drawn)
+    return [Task(f"{prefix}{page}/{own}", page, {"page": page, "seed": own}) for page, own in drawn]
+
+
 class MiniWob:
     """Tasks of many pages; a seed makes a task of a page."""
 
@@ -107,11 +118,7 @@ class MiniWob:
         self._browser = Browser(where, width=500, height=320, program=program)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        first = self._seed if split == "train" else FIRST_EVAL_SEED + self._seed
-        count, pages = self._counts[split], self._page_names
-        drawn = [(pages[n % len(pages)], first + n // len(pages)) for n in range(count)]
-        random.Random(f"{self._seed}:{split}:miniwob").shuffle(drawn)
-        return [Task(f"miniwob/{page}/{seed}", page, {"page": page, "seed": seed}) for page, seed in drawn]
+        return page_tasks("miniwob/", self._page_names, split, self._counts[split], self._seed)
 
     async def run(self, task: Task, episode: Episode) -> Outcome:
         messages: list[dict[str, object]] = [{"role": "system", "content": _SYSTEM}]
