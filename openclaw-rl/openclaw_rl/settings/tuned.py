@@ -59,8 +59,8 @@ rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, an
 four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three seeds, beside w = 1 without neutral words
 (`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the weight of Combined's
 anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge model that
-holds a wish back (`personalization-combine-cpu.md`). OPD's anchors, updates and rate:
-`personalization-cpu.md`, four corrections and ten idle minutes on two cores; one run of 29 updates unlearned. At the
+holds a wish back (`personalization-combine-cpu.md`). OPD's anchors and rate:
+`personalization-cpu.md`, four corrections and ten idle minutes on two cores. At the
 token level a rate of 3e-4 let the learned share swing. With a top-k of 20 replies become one endless sentence:
 `scripts/benchmarks/README.md` has its scores by version. Practice replies have the length of the benchmark's: longer
 ones cost a CPU minutes. The rest of what the branches hold is what was measured, `…-users.md` beside it.
