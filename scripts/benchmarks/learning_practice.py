@@ -130,7 +130,7 @@ def _written(lines: Sequence[Line], out: Path, about: Mapping[str, object]) -> N
     """Write the table and the curves; print the table."""
     print(write_report(lines, out, about))
     if not plot(lines, out):
-        print("no curves: install matplotlib (the extra `dev` has it)")
+        print("no curves: no run of one wish alone, or no matplotlib (the extra `dev` has it)")
 
 
 def _device_name(device: str) -> str:

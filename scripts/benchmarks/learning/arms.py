@@ -81,15 +81,18 @@ OPD = Arm("opd", "opd", settings=f"hint_source=judge,{UNJUDGED}", stop_share=AIM
 OWN = Arm("no judge", "opd", settings=UNJUDGED, has_judge=False, stop_share=AIM)
 MAIN = (GUIDED, _changed("combined, 4 corrections", GUIDED, corrections=4), OPD, OWN)
 HALF = _changed("combined, half anchors", GUIDED, anchors=0.5, least_relevance=0.5)
+_SHIPPED = "anchor_weight=3,forward_kl=0.5"
 ANCHORED = (
-    HALF,
     _changed("combined, half anchors of weight 3", HALF, "anchor_weight=3"),
-    _changed("combined, half anchors of weight 3, half forward", HALF, "anchor_weight=3,forward_kl=0.5"),
+    _changed("combined, half anchors of weight 3, half forward", HALF, _SHIPPED),
+    _changed("combined, half anchors of weight 3, half forward, beta2 .9", HALF, f"{_SHIPPED},beta2=0.9"),
 )
 """The server with a judge: a wish holds where it was asked."""
-QUARTER = (
-    _changed("combined, quarter anchors", GUIDED, anchors=0.25, least_relevance=0.5),
-    _changed("combined, quarter anchors, half forward", GUIDED, "forward_kl=0.5", anchors=0.25, least_relevance=0.5),
+DAY = (
+    _changed("day", HALF, "anchor_weight=3"),
+    _changed("day, half forward, beta2 .9", HALF, f"{_SHIPPED},beta2=0.9"),
+    _changed("day, half forward, weight 1", HALF, "forward_kl=0.5"),
+    _changed("day, half forward, weight 1, quarter anchors, beta2 .9", HALF, "forward_kl=0.5,beta2=0.9", anchors=0.25),
 )
 """Ways to learn wishes that come one after the other."""
 DRIFT = (
@@ -104,6 +107,7 @@ DRIFT = (
 )
 """Combined with the bundled model by its defaults; then a user who goes on to complain and to thank."""
 _TOKENS = "neutral_hint=Thank you.,learning_rate=2e-4"
+_ANSWERING = "top_k=20,guidance=3,request_guidance=1"
 _HANDFUL = Arm(
     "handful",
     "opd",
@@ -116,27 +120,26 @@ _HANDFUL = Arm(
 HANDFUL = (
     _HANDFUL,
     _changed("handful, no variants", _HANDFUL, variants=0.0),
-    _changed("handful, three quarters variants", _HANDFUL, variants=0.75),
     _changed("handful, top-k 20", _HANDFUL, "top_k=20"),
-    _changed("handful, top-k 20, no variants", _HANDFUL, "top_k=20", variants=0.0),
-    _changed("handful, w = 2, v = 0.6", _HANDFUL, "guidance=2,request_guidance=0.6"),
     _changed("handful, w = 3, v = 1", _HANDFUL, "request_guidance=1"),
     _changed("handful, top-k 20, w = 2, v = 0.6", _HANDFUL, "top_k=20,guidance=2,request_guidance=0.6"),
-    _changed("handful, rate 1e-4", _HANDFUL, "learning_rate=1e-4"),
-    _changed("handful, 32 replies", _HANDFUL, replies=32),
+    _changed("handful, top-k 20, w = 3, v = 1", _HANDFUL, _ANSWERING),
+    _changed("handful, top-k 20, w = 3, v = 1, no variants", _HANDFUL, _ANSWERING, variants=0.0),
+    _changed("handful, top-k 20, w = 3, v = 1, half forward", _HANDFUL, f"{_ANSWERING},forward_kl=0.5"),
 )
 """OPD with the bundled model by its defaults, from four corrections in the user's own words, without a stop."""
+BINARY = Arm(
+    "binary, new turns",
+    "binary_rl",
+    settings="baseline=others,learning_rate=1e-3,kl_coef=0.1",
+    is_live=True,
+)
 CONTROLS = (
     _changed("combined, w = 0", GUIDED, "guidance=0,request_guidance=0"),
     _changed("combined, no neutral words", GUIDED, ALONE),
     Arm("combined, new turns", settings="guidance=0", is_live=True),
     Arm("opd, new turns", "opd", settings="guidance=0", is_live=True),
-    Arm(
-        "binary, new turns",
-        "binary_rl",
-        settings="baseline=others,learning_rate=1e-3,kl_coef=0.1",
-        is_live=True,
-    ),
+    BINARY,
     Arm("combined, new turns, guided", settings=AGAINST, is_live=True),
 )
 """No guidance, and what the server did before it practised: each update learns from 16 new turns of the user."""
@@ -182,7 +185,8 @@ FEW = tuple(_changed(arm.name.replace("own", "few"), arm, in_few_words=True) for
 JUDGED_PLACES = (JUDGED_ALONE, _changed("combined, between", JUDGED_ALONE, AGAIN))
 FAMILIES: Mapping[str, tuple[Arm, ...]] = {
     "main": MAIN,
-    "anchored": (*ANCHORED, *QUARTER),
+    "anchored": (HALF, *ANCHORED),
+    "day": DAY,
     "drift": DRIFT,
     "handful": HANDFUL,
     "controls": CONTROLS,

@@ -191,7 +191,8 @@ class Practised:
         given = [wish for wish in self.wishes if any(one.wish == wish for one in self.pool)]
         shares = self.steps[-1].shares if self.steps else {}
         level = math.inf if self.arm.stop_share is None else FALLS_BELOW * self.arm.stop_share
-        resting = [wish for wish in given if shares.get(wish, 0.0) >= level]
+        # An older wish rests too: the server's patience has ended its practice.
+        resting = [wish for wish in given if wish != given[-1] or shares.get(wish, 0.0) >= level]
         still_open = [wish for wish in given if wish not in resting]
         kept = int(count * REHEARSED) if resting and still_open else 0
         found = []

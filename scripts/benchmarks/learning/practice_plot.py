@@ -24,17 +24,19 @@ HEIGHT, WIDTH = 3.6, 4.2
 
 
 def plot(lines: Sequence[Line], out: Path) -> bool:
-    """Write `out`.svg; return False without matplotlib."""
+    """Write `out`.svg of the runs of one wish; return False without such runs or without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
     single = [line for line in lines if len(line.wishes) == 1 and not line.conversations]
+    if not single:
+        return False
     preferences = list(dict.fromkeys(line.preference for line in single))
     found = [arm for arm in dict.fromkeys(line.arm for line in single) if arm in ARMS]
     shown = [arm for arm in SHOWN if arm in found] or found[: len(SHOWN)]
-    figure = Figure((WIDTH * max(1, len(preferences)), HEIGHT + 0.9), layout="constrained")
-    panels = figure.subplots(1, max(1, len(preferences)), sharey=True, squeeze=False)[0]
+    figure = Figure((WIDTH * len(preferences), HEIGHT + 0.9), layout="constrained")
+    panels = figure.subplots(1, len(preferences), sharey=True, squeeze=False)[0]
     for panel, preference in zip(panels, preferences, strict=True):
         own = [line for line in single if line.preference == preference]
         for arm, style in (("hinted", ":"), (MEMORIES[0], "--")):

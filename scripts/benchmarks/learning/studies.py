@@ -11,13 +11,14 @@ from pathlib import Path
 from benchmarks.learning.arms import (
     ABLATIONS,
     ANCHORED,
+    BINARY,
     CONTROLS,
+    DAY,
     DRIFT,
     FEW,
     HANDFUL,
     JUDGED_PLACES,
     MAIN,
-    QUARTER,
     WHOLE,
     Arm,
 )
@@ -33,7 +34,6 @@ REACHED = ("short", "no_lists", "lively")
 """Length, form and tone: wishes that the base meets in at most a tenth of its replies."""
 EACH = tuple((name,) for name in REACHED)
 IN_TURN = (REACHED,)
-BACKWARD = (REACHED[::-1],)
 """All wishes, one after the other."""
 
 
@@ -236,19 +236,18 @@ def smoke(of: Study) -> Study:
 SHORT_ALONE = (("short",),)
 NINE = Sizes(updates=9, marks=(9,), replies=1, glances=())
 AT_BOTH = Sizes(glances=(), replies=1)
-LONG = Sizes(updates=29, marks=(9, 13, 17, 21, 25, 29), replies=1, glances=())
-ELEVEN = Sizes(updates=11, replies=1, glances=())
+LONG = Sizes(updates=29, marks=(9, 15, 20, 25, 29), replies=1, glances=())
+TWENTY_FIVE = Sizes(updates=25, replies=1, glances=())
 STUDIES: dict[str, tuple[Study, ...]] = {
     "final": (
-        Study(QUARTER, IN_TURN, seeds=(3, 4, 5), sizes=ELEVEN),
-        Study(QUARTER[1:], BACKWARD, seeds=(3, 4, 5), sizes=ELEVEN),
         Study(ANCHORED, seeds=(3, 4, 5), sizes=AT_BOTH, has_elsewhere=True),
-        Study(MAIN, seeds=(3, 4, 5), sizes=AT_BOTH),
+        Study((*MAIN, BINARY), seeds=(3, 4, 5), sizes=AT_BOTH),
     ),
     "ablations": (
         Study(ABLATIONS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
         Study(CONTROLS, SHORT_ALONE, seeds=(3, 4), sizes=NINE),
     ),
+    "day": (Study(DAY, IN_TURN, seeds=(3, 4, 5), sizes=TWENTY_FIVE),),
     "handful": (Study(HANDFUL, SHORT_ALONE, seeds=(3, 4, 5), sizes=LONG),),
     "drift": (Study(DRIFT, (("short",), ("no_lists",)), seeds=(3, 4), sizes=AT_BOTH, has_elsewhere=True),),
     "places": (
@@ -257,6 +256,6 @@ STUDIES: dict[str, tuple[Study, ...]] = {
         Study(JUDGED_PLACES, seeds=(3, 4), sizes=AT_BOTH),
     ),
 }
-"""`final`: what we promise. `ablations`: one change at a time. `handful`: four corrections without a judge, and where
-practice unlearns. `drift`: before and after 150 conversations with feedback. `places`: the hint's place, without
-neutral words."""
+"""`final`: what we promise. `ablations`: one change at a time. `day`: three wishes, one after the other. `handful`:
+four corrections without a judge, and where practice unlearns. `drift`: before and after 150 conversations with
+feedback. `places`: the hint's place, without neutral words."""
