@@ -50,23 +50,26 @@ BUNDLED: Mapping[str, Values] = {
         "method.request_guidance": 0.25,
         "method.top_k": 20,
         "method.anchor_weight": 3.0,
+        "method.forward_kl": 0.5,
+        "trainer.beta2": 0.9,
         "practice.max_updates": 40,
     },
 }
 """By method. Binary RL: `scripts/benchmarks/results/learning_preferences-binary.md` (`follows others lr=1e-3 kl=.1`
-beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at that
-rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused one of
-four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three seeds, beside w = 1 without neutral words
-(`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the weight of Combined's
-anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own. Without a judge model that
-holds a wish back (`personalization-combine-cpu.md`). OPD's anchors and rate:
-`personalization-cpu.md`, four corrections and ten idle minutes on two cores. At the
-token level a rate of 3e-4 let the learned share swing. With a top-k of 20 replies become one endless sentence:
-`scripts/benchmarks/README.md` has its scores by version. Practice replies have the length of the benchmark's: longer
-ones cost a CPU minutes. The rest of what the branches hold is what was measured, `…-users.md` beside it.
-Agent: the rates of Binary RL, with which episodes of one turn and a reward of ±1 went from 0.22 to 0.67 in two updates
-(tool calls), and from 0.42 to 0.89 in one (clicks by name). Those are single runs of one seed, without the branch's
-rate beside them."""
+beside `follows`, eight seeds and two), and once more, eleven seeds, in `…-texts.md`. Those runs had no gate: at
+that rate a first step from four turns of the real OpenClaw was 0.23 to 0.50 nats, and the branch's bound refused
+one of four. OPD and Combined: the guidance of `learning_practice-neutral.md`, three seeds, beside w = 1 without
+neutral words (`scripts/benchmarks/README.md`). The request's guidance, OPD's larger weights (with a top-k), the
+weight of Combined's anchors: `learning_practice-final.md`, three seeds; the half of anchors is the branch's own.
+Combined's half forward KL and beta2 learn a wish that comes after others: `learning_practice-day.md`, beside
+`…-final.md`, where they cost nothing. Without a judge model that holds a wish back
+(`personalization-combine-cpu.md`). OPD's anchors and rate: `personalization-cpu.md`, four corrections and ten idle
+minutes on two cores. At the token level a rate of 3e-4 let the learned share swing. With a top-k of 20 replies
+become one endless sentence: `scripts/benchmarks/README.md` has its scores by version. Practice replies have the
+length of the benchmark's: longer ones cost a CPU minutes. The rest of what the branches hold is what was measured,
+`…-users.md` beside it. Agent: the rates of Binary RL, with which episodes of one turn and a reward of ±1 went from
+0.22 to 0.67 in two updates (tool calls), and from 0.42 to 0.89 in one (clicks by name). Those are single runs of
+one seed, without the branch's rate beside them."""
 
 
 def defaults(settings: Settings) -> Values | None:
