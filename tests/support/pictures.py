@@ -171,7 +171,7 @@ class PictureEngine(FakeEngine):
             yield reply
 
     def _expanded(self, request: GenerateRequest) -> list[int]:
-        pictures = [_opened(url) for url in request.image_data or ()]
+        pictures = [opened(url) for url in request.image_data or ()]
         if request.input_ids.count(self._vision.placeholder) != len(pictures):
             raise EngineRefused("the prompt's placeholders are not the pictures", status=400)
         ids: list[int] = []
@@ -181,5 +181,5 @@ class PictureEngine(FakeEngine):
         return [*ids, *[ids[-1]] * self.drift]
 
 
-def _opened(url: str) -> Image.Image:
+def opened(url: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
