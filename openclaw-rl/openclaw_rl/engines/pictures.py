@@ -15,7 +15,9 @@ processor of Qwen3-VL):
   whose prompt has another length is never trained on.
 * Log-probs of the prompt and `logprob_start_len` count expanded positions. The ids at a picture's positions are hashes
   of its content there, so their log-probs mean nothing.
-* A picture is converted to RGB. On a GPU a JPEG may be decoded by the card, whose pixels differ in the last bit.
+* On a GPU it decodes a JPEG with the card. Pixels then differ from PIL's, and the picture is a tensor without a height:
+  the count of its tokens fails, and with it the rule above. So a JPEG is sent as a PNG of the same pixels.
+* Any other picture is decoded by PIL and converted to RGB, as the trainer does.
 
 Our prompts are kept expanded everywhere else: in the ledger, for the trainer, in counts of tokens.
 """
@@ -27,8 +29,6 @@ from typing import Self
 
 from openclaw_rl.types import Ids
 from openclaw_rl.types.pictures import Picture
-
-_MEDIA = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class PicturePrompt:
 
 
 def _url(picture: Picture) -> str:
-    if picture.data is None:
+    data = picture.lossless or picture.data
+    if data is None:
         raise ValueError(f"the bytes of picture {picture.digest} are not here")
-    media = next((name for begin, name in _MEDIA if picture.data.startswith(begin)), "image/png")
-    return f"data:{media};base64,{b64encode(picture.data).decode()}"
+    media = "image/webp" if data.startswith(b"RIFF") else "image/png"
+    return f"data:{media};base64,{b64encode(data).decode()}"

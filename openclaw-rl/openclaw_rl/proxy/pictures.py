@@ -7,6 +7,7 @@ engine gets none that it cannot read. A URL of the web is refused: this server f
 import asyncio
 import hashlib
 import re
+import threading
 from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,12 @@ from openclaw_rl.settings import PictureSettings
 from openclaw_rl.types.pictures import PICTURE_PARTS, Picture
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
+_JPEG = b"\xff\xd8"
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,", re.IGNORECASE)
 _KNOWN = 4096
 """Pictures whose size is remembered: a conversation sends all its pictures again with each request."""
+_KEPT_BYTES = 64 * 2**20
+"""Memory of the PNGs that were made of JPEGs, for the same reason."""
 _TEXT_ONLY = "this model reads text only"
 
 
@@ -34,6 +38,9 @@ class PictureReader:
         """refusal: the reason why this server takes no pictures; None: it does."""
         self._settings, self.refusal = settings, refusal
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._lossless: OrderedDict[str, bytes] = OrderedDict()
+        self._lossless_bytes = 0
+        self._lock = threading.Lock()
 
     async def referenced(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Mapping[str, Picture]]:
         """Return the messages with references for pictures, and the pictures by digest. Raises RequestError."""
@@ -79,12 +86,26 @@ class PictureReader:
         except ValueError as error:
             raise _refused(at, "the data: URL is not base64", "parse_error") from error
         digest = hashlib.sha256(data).hexdigest()
-        size = self._known.get(digest)
+        with self._lock:
+            size, lossless = self._known.get(digest), self._lossless.get(digest)
         if size is None:
-            size = self._known[digest] = self._size(data, at)
-            while len(self._known) > _KNOWN:
+            size = self._size(data, at)
+        if lossless is None and data.startswith(_JPEG):
+            lossless = _as_png(data)
+        self._remember(digest, size, lossless)
+        return Picture(digest, *size, data, lossless)
+
+    def _remember(self, digest: str, size: tuple[int, int], lossless: bytes | None) -> None:
+        with self._lock:
+            self._known[digest] = size
+            if len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
-        return Picture(digest, *size, data)
+            if lossless is None or digest in self._lossless:
+                return
+            self._lossless[digest] = lossless
+            self._lossless_bytes += len(lossless)
+            while self._lossless_bytes > _KEPT_BYTES:
+                self._lossless_bytes -= len(self._lossless.popitem(last=False)[1])
 
     def _size(self, data: bytes, at: str) -> tuple[int, int]:
         """Decode the picture and return its width and height."""
@@ -103,6 +124,14 @@ class PictureReader:
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise _refused(at, "the picture is no PNG, JPEG or WebP that can be read", "parse_error") from error
         return width, height
+
+
+def _as_png(data: bytes) -> bytes:
+    """Return a readable picture as a PNG of the same pixels."""
+    out = BytesIO()
+    with Image.open(BytesIO(data), formats=_FORMATS) as image:
+        image.convert("RGB").save(out, "PNG", compress_level=1)
+    return out.getvalue()
 
 
 def _parts(message: Message) -> Sequence[ContentPart]:

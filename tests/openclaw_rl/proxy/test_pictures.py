@@ -3,13 +3,13 @@
 import base64
 import hashlib
 import io
-import json
 
 import pytest
-from pictures import PictureEngine, data_url, picture_file, picture_part, vision_folder
+from pictures import PictureEngine, data_url, opened, picture_file, picture_part, vision_folder
 from PIL import Image
 
 from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.messages import Message
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.proxy.pictures import PictureReader
 from openclaw_rl.settings import ModelSettings, PictureSettings
@@ -68,8 +68,12 @@ async def test_the_prompt_is_the_processors_and_the_engine_gets_one_placeholder_
     assert list(request.prompt_ids) == tokenizer.encode(whole, add_special_tokens=False)
     (sent,) = engine.sent
     assert sent.input_ids.count(seeing.vision.placeholder) == 2
-    assert [base64.b64decode(url.partition(",")[2]) for url in sent.image_data] == [ONE, TWO]
-    assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/jpeg"]
+    assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/png"]
+    first, second = (base64.b64decode(url.partition(",")[2]) for url in sent.image_data)
+    assert first == ONE
+    # A JPEG goes as a PNG: on a GPU SGLang would decode it with the card, and could not count its tokens.
+    assert Image.open(io.BytesIO(second)).tobytes() == Image.open(io.BytesIO(TWO)).tobytes()
+    assert request.pictures[1].data == TWO
     assert turn.drop is DropReason.UNSUPPORTED_CONTENT
 
 
@@ -148,7 +152,7 @@ async def test_results_of_parallel_calls_keep_their_own_pictures(seeing, seeing_
     async with start as proxy:
         reply = await proxy.post({"messages": messages, "max_tokens": 4})
         assert reply.status_code == 200, reply.text
-        assert [base64.b64decode(url.partition(",")[2]) for url in engine.sent[0].image_data] == [ONE, TWO]
+        assert [opened(url).size for url in engine.sent[0].image_data] == [(32, 24), (40, 48)]
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
@@ -255,7 +259,6 @@ async def test_a_server_that_takes_no_pictures_says_why(qwen, seeing_proxy, prox
 
 async def test_a_reference_is_refused_where_no_engine_gets_the_picture(seeing, seeing_proxy) -> None:
     from openclaw_rl.errors import RequestError
-    from openclaw_rl.messages import Message
 
     said = Message(role="user", content=[Picture("0" * 64, 32, 24).part()])
     with pytest.raises(RequestError, match="reads text only here"):
@@ -264,7 +267,7 @@ async def test_a_reference_is_refused_where_no_engine_gets_the_picture(seeing, s
 
 
 def test_a_prompt_of_an_engine_has_one_place_for_each_picture() -> None:
-    pictures = (Picture("a" * 64, 1, 1, b"\x89PNG..."), Picture("b" * 64, 1, 1, b"\xff\xd8..."))
+    pictures = (Picture("a" * 64, 1, 1, b"\x89PNG..."), Picture("b" * 64, 1, 1, b"RIFF..."))
     sent = PicturePrompt.of((9, 9, 1, 9, 2), pictures, 9)
     assert sent.ids == [9, 1, 9, 2]
     assert "base64" not in repr(sent)
@@ -272,4 +275,14 @@ def test_a_prompt_of_an_engine_has_one_place_for_each_picture() -> None:
         PicturePrompt.of((9, 9), pictures, 9)
     with pytest.raises(ValueError, match="are not here"):
         PicturePrompt.of((9,), (Picture("a" * 64, 1, 1),), 9)
-    assert json.dumps(sent.image_data)
+    assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/webp"]
+
+
+async def test_a_picture_that_comes_again_is_not_decoded_again(seeing_proxy, monkeypatch) -> None:
+    reader = PictureReader(PictureSettings(), None)
+    said = Message.model_validate(asked(picture_part(ONE), picture_part(TWO))["messages"][0])
+    _, first = await reader.referenced([said])
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
+    _, again = await reader.referenced([said])
+    assert first == again
+    assert [one.lossless for one in first.values()] == [one.lossless for one in again.values()]
