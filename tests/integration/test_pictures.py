@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from pictures import picture_file, picture_part, vision_model
+from pictures import picture_file, picture_part
 from vision_engine import VisionEngine, running_vision_engine
 
+from gpu.vision_model import vision_model
 from openclaw_rl.testing.running_server import RunningServer
 
 pytestmark = pytest.mark.timeout(280)

@@ -4,8 +4,8 @@ import json
 import random
 
 import pytest
-from pictures import MERGE, vision_folder
 
+from gpu.vision_model import MERGE, vision_folder
 from openclaw_rl.errors import RequestError, SettingsError
 from openclaw_rl.models.vision import Vision
 from openclaw_rl.types.pictures import Picture

@@ -5,9 +5,10 @@ import hashlib
 import io
 
 import pytest
-from pictures import PictureEngine, data_url, opened, picture_file, picture_part, vision_folder
+from pictures import PictureEngine, data_url, opened, picture_file, picture_part
 from PIL import Image
 
+from gpu.vision_model import vision_folder
 from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.frontend import FrontEnd

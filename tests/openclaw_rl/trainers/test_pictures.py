@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pictures import picture_file, vision_model
+from pictures import picture_file
 from PIL import Image
 from transformers import AutoImageProcessor, Qwen3VLForConditionalGeneration
 
+from gpu.vision_model import vision_model
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.binary_rl import METHOD, BinarySettings
