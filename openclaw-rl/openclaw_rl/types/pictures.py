@@ -49,3 +49,19 @@ def pictures_in(messages: Iterable[Message]) -> tuple[Picture, ...]:
     """Return the pictures that the messages refer to, in their order; a picture that comes twice is there twice."""
     parts = (part for said in messages if isinstance(said.content, list) for part in said.content)
     return tuple(found for part in parts if (found := picture_of(part)) is not None)
+
+
+def words_of(message: Message) -> str:
+    """Return the text of the message as readers of texts see it: with a mark in the place of each picture.
+
+    The mark tells whether two pictures are the same.
+    """
+    if not isinstance(message.content, list):
+        return message.text()
+    said = []
+    for part in message.content:
+        if (picture := picture_of(part)) is not None:
+            said.append(f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]")
+        elif part.type == "text":
+            said.append(part.text or "")
+    return "\n".join(said)
