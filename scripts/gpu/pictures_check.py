@@ -33,7 +33,9 @@ from gpu.vision_model import CARD, TINY, vision_model
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.engines.score_answers import aligned, scoring_request
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.messages import Message
 from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.proxy.frontend import FrontEnd
@@ -122,6 +124,7 @@ async def check(folder: Path, url: str, device: str, dtype: str, tokens: int) ->
         engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
         try:
             base = [await _ask(engine, frontend, prompt, tokens, pictures) for prompt in _prompts()]
+            scores = {one.name: await _scored(engine, frontend, policy, one) for one in base if one.pictures}
             gaps = {one.name: _gap(policy, one.sample) for one in base}
             other = _other_picture(policy, base, pictures)
             adapter = Path(work) / "adapter"
@@ -139,6 +142,7 @@ async def check(folder: Path, url: str, device: str, dtype: str, tokens: int) ->
     figures: dict[str, object] = {
         "gaps": gaps,
         "gaps_under_adapter": under_adapter,
+        "scores": scores,
         "other_picture": other,
         "adapter_shift": shift,
         "prompt_tokens": {one.name: [len(one.sample.prompt_ids), one.counted] for one in base},
@@ -247,6 +251,25 @@ async def _ask(
         pictures=tuple(picture.digest for picture in pictures),
     )
     return Asked(name, sample, pictures, reply.meta_info.prompt_tokens)
+
+
+async def _scored(engine: HttpEngine, frontend: FrontEnd, policy: LoraPolicy, one: Asked) -> float | str:
+    """Let the engine score the reply behind its prompt with pictures. Return the distance from the trainer, or a fault.
+
+    The product makes no such call yet (the gate and teachers read texts): a fault is a figure and no finding.
+    """
+    sample = one.sample
+    asked = scoring_request(sample.prompt_ids, sample.response_ids, lora_path=None, extra_key=None)
+    if frontend.vision is not None:
+        shown = PicturePrompt.of(sample.prompt_ids, one.pictures, frontend.vision.placeholder)
+        ids = [*shown.ids, *sample.response_ids]
+        asked = asked.model_copy(update={"input_ids": ids, "image_data": shown.image_data})
+    try:
+        reply = await engine.generate(asked)
+        found = aligned(reply.meta_info.input_token_logprobs, sample.response_ids)
+    except (EngineError, AlignmentError) as error:
+        return str(error)
+    return _gap(policy, replace(sample, rollout_log_probs=found))
 
 
 @torch.no_grad()

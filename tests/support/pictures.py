@@ -50,6 +50,11 @@ class PictureEngine(FakeEngine):
         async for reply in super().stream(request, tap):
             yield reply
 
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        if request.image_data and request.logprob_start_len >= 0:
+            request = request.model_copy(update={"input_ids": self._expanded(request)})
+        return await super().generate(request)
+
     def _expanded(self, request: GenerateRequest) -> list[int]:
         pictures = [opened(url) for url in request.image_data or ()]
         if request.input_ids.count(self._vision.placeholder) != len(pictures):

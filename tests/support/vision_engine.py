@@ -75,6 +75,13 @@ class VisionEngine(PictureEngine):
             async for reply in super().stream(request, tap):
                 yield reply
 
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        if request.logprob_start_len < 0:
+            return await super().generate(request)
+        async with self._one:
+            self.real.images = [opened(url).convert("RGB") for url in request.image_data or ()]
+            return await super().generate(request)
+
     async def load_adapter(self, name: str, folder: Path) -> None:
         await super().load_adapter(name, folder)
         self.real.add(self.adapters[name], folder)

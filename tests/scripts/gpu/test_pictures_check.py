@@ -26,6 +26,8 @@ def test_an_exact_engine_has_no_finding(engine) -> None:
     assert figures["findings"] == []
     assert max(figures["gaps"].values()) < 1e-4
     assert max(figures["gaps_under_adapter"].values()) < 1e-4
+    assert max(figures["scores"].values()) < 1e-4
+    assert len(figures["scores"]) == 7
 
 
 def test_an_engine_that_counts_other_tokens_is_found(engine) -> None:
