@@ -26,8 +26,6 @@ _JPEG = b"\xff\xd8"
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,", re.IGNORECASE)
 _KNOWN = 4096
 """Pictures whose size is remembered: a conversation sends all its pictures again with each request."""
-_KEPT_BYTES = 64 * 2**20
-"""Memory of the PNGs that were made of JPEGs, for the same reason."""
 _TEXT_ONLY = "this model reads text only"
 
 
@@ -37,9 +35,7 @@ class PictureReader:
     def __init__(self, settings: PictureSettings, refusal: str | None = _TEXT_ONLY) -> None:
         """refusal: the reason why this server takes no pictures; None: it does."""
         self._settings, self.refusal = settings, refusal
-        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._lossless: OrderedDict[str, bytes] = OrderedDict()
-        self._lossless_bytes = 0
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     async def referenced(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Mapping[str, Picture]]:
@@ -86,26 +82,16 @@ class PictureReader:
         except ValueError as error:
             raise _refused(at, "the data: URL is not base64", "parse_error") from error
         digest = hashlib.sha256(data).hexdigest()
+        key = hash(digest)  # with the process's own seed: a digest would tell of a picture that is forgotten
         with self._lock:
-            size, lossless = self._known.get(digest), self._lossless.get(digest)
+            size = self._known.get(key)
         if size is None:
             size = self._size(data, at)
-        if lossless is None and data.startswith(_JPEG):
-            lossless = _as_png(data)
-        self._remember(digest, size, lossless)
-        return Picture(digest, *size, data, lossless)
-
-    def _remember(self, digest: str, size: tuple[int, int], lossless: bytes | None) -> None:
-        with self._lock:
-            self._known[digest] = size
-            if len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
-            if lossless is None or digest in self._lossless:
-                return
-            self._lossless[digest] = lossless
-            self._lossless_bytes += len(lossless)
-            while self._lossless_bytes > _KEPT_BYTES:
-                self._lossless_bytes -= len(self._lossless.popitem(last=False)[1])
+            with self._lock:
+                self._known[key] = size
+                if len(self._known) > _KNOWN:
+                    self._known.popitem(last=False)
+        return Picture(digest, *size, data, _as_png(data) if data.startswith(_JPEG) else None)
 
     def _size(self, data: bytes, at: str) -> tuple[int, int]:
         """Decode the picture and return its width and height."""
