@@ -201,6 +201,8 @@ class LocalLearner:
         finally:
             self._policy.between = lambda: None
             self._optimizer.zero_grad()
+            if self._policy.eyes is not None:
+                self._policy.eyes.rest()
             _give_memory_back()
         self._bad_batches = 0
         metrics = dict(stepped.metrics) | {"dropped": float(len(drop) + len(stepped.drop))}

@@ -46,6 +46,10 @@ class Eyes:
         except SettingsError:
             return None
 
+    def rest(self) -> None:
+        """Let go of the last pictures: they may be forgotten before the next batch comes."""
+        self._last = ((), {})
+
     def has(self, digests: Sequence[str]) -> bool:
         """Return True if the files of these pictures are here."""
         return all((self._pictures / digest).is_file() for digest in digests)

@@ -167,6 +167,7 @@ def test_a_step_raises_the_answer_about_a_picture_and_leaves_the_tower_alone(pic
         stepped = learner.step(batch, lambda: None, 0)
         assert isinstance(stepped, Step), stepped
         assert stepped.drop == {}
+    assert policy.eyes._last == ((), {}), "no pixels stay behind the step"
     after = scores()
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
