@@ -62,6 +62,10 @@ class OpdSettings(MethodSettings):
         return True
 
     @property
+    def takes_pictures(self) -> bool:
+        return not self.distils
+
+    @property
     def needs_engine(self) -> bool:
         return self.distils
 

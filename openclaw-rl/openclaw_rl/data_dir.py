@@ -1,7 +1,7 @@
 """Data directory: all files that a server keeps, readable by their owner only.
 
-ledger.sqlite3   versions/<lease id>/   keys/admin.key   keys/trainer.token   keys/users.json   run/server.json   logs/
-cache/   push/   tracking/   connect/
+ledger.sqlite3   ledger.sqlite3.pictures/   versions/<lease id>/   keys/admin.key   keys/trainer.token   keys/users.json
+run/server.json   logs/   cache/   push/   tracking/   connect/
 """
 
 import hashlib

@@ -72,6 +72,8 @@ class SampleBody(_Body):
     """Credit of every token of a step; its group gave it."""
     episode: int | None = None
     """Number of the step's episode."""
+    pictures: list[str] = []
+    """SHA-256 of each picture of the prompt, in its order: the name of its file in `ledger.sqlite3.pictures/`."""
 
     @classmethod
     def of(cls, s: Sample) -> "SampleBody":
@@ -92,6 +94,7 @@ class SampleBody(_Body):
             is_demonstration=s.is_demonstration,
             advantage=s.advantage,
             episode=s.episode,
+            pictures=list(s.pictures),
         )
 
     def to_sample(self) -> Sample:
@@ -112,6 +115,7 @@ class SampleBody(_Body):
             is_demonstration=self.is_demonstration,
             advantage=self.advantage,
             episode=self.episode,
+            pictures=tuple(self.pictures),
         )
 
 

@@ -96,6 +96,7 @@ ACTING = {
     "limits": "requests_at_once tokens_a_day practice_share",
     "model": "chat_template reasoning_parser tool_call_parser context_length",
     "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
+    "pictures": "enabled max_mb max_pixels max_per_request",
     "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
     "sessions": "turn_type_default pair_ttl_s max_open_turns",
     "judge": "kind url model api_key votes quorum temperature max_new_tokens timeout_s workers retries max_waiting",
@@ -113,7 +114,7 @@ ACTING = {
     "episodes": "ttl_s group_ttl_s max_groups_ahead groups_per_step",
     "alerts": "webhook_url timeout_s retry_s",
     "tracking": "trackers project samples jsonl_mb wandb_mode",
-    "redaction": "secrets pii",
+    "redaction": "secrets pii pictures",
     "retention": "max_age_days max_gb every_s",
     "memory": "texts_mb words ledger_mb clean_texts",
 }

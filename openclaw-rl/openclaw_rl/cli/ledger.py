@@ -90,8 +90,9 @@ def backup_ledger(
 ) -> None:
     """Copy the ledger, whole and consistent, also while a server runs.
 
-    To restore the copy: stop the server, replace ledger.sqlite3 in the data directory with the copy, and delete
-    ledger.sqlite3-wal and ledger.sqlite3-shm.
+    Pictures of chats go to a folder beside the copy: PATH.pictures. To restore the copy: stop the server, replace
+    ledger.sqlite3 and ledger.sqlite3.pictures in the data directory with both, and delete ledger.sqlite3-wal and
+    ledger.sqlite3-shm.
     """
     from openclaw_rl.ledger.snapshot import backup
 

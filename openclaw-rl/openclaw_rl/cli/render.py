@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from openclaw_rl.messages import Message
+from openclaw_rl.types.pictures import words_of
 
 _Body = Mapping[str, Any]
 """JSON of the server, which `/openapi.json` describes."""
@@ -230,7 +231,7 @@ def _practice(row: _Body) -> str:
 def _said(label: str, message: _Body) -> str:
     said = Message.model_validate(message)
     calls = [plain(f"{call.function.name}({_short(call.function.arguments)})") for call in said.tool_calls or ()]
-    return f"  {label:9}{said.role}: {' '.join(filter(None, (_short(said.text()), *calls)))}"
+    return f"  {label:9}{said.role}: {' '.join(filter(None, (_short(words_of(said)), *calls)))}"
 
 
 def _feedback(said: _Body) -> str:

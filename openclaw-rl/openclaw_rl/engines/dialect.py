@@ -65,6 +65,8 @@ class EngineSampling(_Body):
 
 class GenerateRequest(_Body):
     input_ids: list[int]
+    image_data: list[str] | None = Field(default=None, repr=False)
+    """Pictures as `data:` URLs; `input_ids` then holds one placeholder for each (`engines.pictures`)."""
     sampling_params: EngineSampling = EngineSampling()
     rid: str | None = None
     stream: bool = False

@@ -57,6 +57,9 @@ class EngineKind:
     has_grammars: bool = True
     """True: the engine can hold a reply to a JSON schema, or refuses that it cannot."""
 
+    takes_pictures: bool = True
+    """True: the engine takes `image_data` beside the ids, as SGLang does (`engines.pictures`)."""
+
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child | None:
         """Return the process that serves the dialect at 127.0.0.1:`port`; None: the server starts no engine.
 

@@ -13,6 +13,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.sessions.conversation_key import conversation
 from openclaw_rl.sessions.openclaw import is_background, strip_wrapping
 from openclaw_rl.types import JudgedTurn
+from openclaw_rl.types.pictures import words_of
 
 REQUEST_CHARS = 4000
 STEPS_CHARS = 3000
@@ -42,7 +43,7 @@ class Transcript:
 def transcript(judged: JudgedTurn) -> Transcript:
     history = conversation(judged.request.messages)
     asked = max((k for k, message in enumerate(history) if is_request(message)), default=None)
-    request = "" if asked is None else strip_wrapping(history[asked].text())
+    request = "" if asked is None else strip_wrapping(words_of(history[asked]))
     steps = [] if asked is None else history[asked + 1 :]
     reply = judged.turn.reply
     new = judged.next_state.messages
@@ -96,7 +97,7 @@ def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> 
             who = f"Result of the tool {neutral(name)}".rstrip()
         elif message.role == "assistant" and message.tool_calls:
             names |= _tool_names(message)
-        text = strip_wrapping(message.text()) if message.role == "user" else said(message)
+        text = strip_wrapping(words_of(message)) if message.role == "user" else said(message)
         told.append(f"{who}:\n{trim(neutral(text), max(200, limit // len(messages))) or '(nothing)'}")
     return told
 
@@ -104,7 +105,7 @@ def _told(messages: Sequence[Message], limit: int, *, calls: Message | None) -> 
 def said(message: Message) -> str:
     """Return text and tool calls, as the client got them."""
     calls = [f"calls {call.function.name}({call.function.arguments})" for call in message.tool_calls or ()]
-    return "\n".join(filter(None, [message.text().strip(), *calls]))
+    return "\n".join(filter(None, [words_of(message).strip(), *calls]))
 
 
 def _tool_names(message: Message | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from openclaw_rl.judge.rules import Ruling
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import JudgedTurn, PastStep, StepContext, Verdict
+from openclaw_rl.types.pictures import words_of
 
 TASK_CHARS, ACTION_CHARS, OBSERVATION_CHARS = 4000, 3000, 2000
 """Longer texts lose their middle. Earlier steps are shown at half the length."""
@@ -143,7 +144,7 @@ def _fenced(text: str, limit: int) -> str:
 
 
 def _observed(messages: Sequence[Message]) -> str:
-    return "\n\n".join(message.text() for message in messages)
+    return "\n\n".join(map(words_of, messages))
 
 
 def _is_same(step: PastStep, action: str, seen: str) -> bool:

@@ -7,7 +7,7 @@ sentence.
 import sqlite3
 from collections.abc import Iterator
 
-from openclaw_rl.ledger import schema, versions
+from openclaw_rl.ledger import pictures, schema, versions
 from openclaw_rl.ledger.states import DEAD, REVIVABLE, TURN_MOVES
 from openclaw_rl.ledger.store import LedgerPart, read
 from openclaw_rl.types import SHARED_POLICY, TurnState
@@ -147,6 +147,11 @@ _NEVER = {
     "version {} has two living children": f"""
         SELECT parent FROM version WHERE state NOT IN ({_DEAD}) AND parent IS NOT NULL
         GROUP BY parent HAVING count(*) > 1""",
+    "picture {} is shown by no request": """
+        SELECT hex(digest) FROM picture WHERE NOT EXISTS (SELECT 1 FROM request_picture WHERE picture = picture.id)""",
+    "the pictures of request {} have gaps": """
+        SELECT request_id FROM request_picture JOIN request ON request.id = request
+        GROUP BY request HAVING max(n) <> count(*) - 1""",
     "turn {} is trained in a version that does not count it, or is dead": f"""
         SELECT turn_id FROM turn WHERE state = 'trained' AND NOT EXISTS (
             SELECT 1 FROM version JOIN lease USING (lease_id) JOIN lease_sample USING (fence)
@@ -173,7 +178,7 @@ def audit(db: sqlite3.Connection, *, is_deep: bool) -> list[str]:
     findings = [
         sentence.format(found) for sentence, query in _NEVER.items() for (found,) in db.execute(query + " LIMIT 20")
     ]
-    findings += [*_counters(db), *_stories(db), *_trained_twice(db)]
+    findings += [*_counters(db), *_stories(db), *_trained_twice(db), *pictures.faults(db)]
     # A file whose first start was killed has tables, no owner and no version: that is legal.
     if schema.get_text(db, "identity") is not None or db.execute("SELECT 1 FROM version").fetchone():
         findings += _versions(db)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import episodes, wishes
+from openclaw_rl.ledger import episodes, pictures, wishes
 from openclaw_rl.ledger.blobs import Connection, Watch, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 
@@ -73,10 +73,12 @@ def delete_rows(db: sqlite3.Connection, rows: Collection[int]) -> int:
             turns += db.execute(f"SELECT count(*) FROM turn WHERE id IN ({marks})", values).fetchone()[0]
             query = f"SELECT DISTINCT in_episode FROM request WHERE in_episode IS NOT NULL AND id IN ({marks})"
             ended.update(episode for (episode,) in db.execute(query, values))
+            db.execute(f"DELETE FROM request_picture WHERE request IN ({marks})", values)
             for table in ("event", "feedback", "lease_sample", "wish_source"):
                 db.execute(f"DELETE FROM {table} WHERE turn IN ({marks})", values)
             for table in ("sample", "credit", "verdict", "next_state", "open_turn", "reply", "turn", "request"):
                 db.execute(f"DELETE FROM {table} WHERE id IN ({marks})", values)
+        pictures.delete_unused(db)
         wishes.delete_orphans(db)
         episodes.delete_empty(db, ended)
     return turns
@@ -108,10 +110,11 @@ def delete_sides(db: sqlite3.Connection, where: str, values: Sequence[object]) -
 
 
 def scrub(db: sqlite3.Connection) -> bool:
-    """Rewrite the file and empty the log, so that no byte of deleted rows is left. Runs outside a transaction.
+    """Delete the files of deleted pictures, rewrite the ledger's file and empty its log: no deleted byte is left.
 
-    False: the file is too large for that now, or a reader still uses the log.
+    Runs outside a transaction. False: the file is too large for that now, or a reader still uses the log.
     """
+    is_swept = pictures.sweep(db)
     (pages,), (size,) = db.execute("PRAGMA page_count").fetchone(), db.execute("PRAGMA page_size").fetchone()
     is_small = pages * size <= VACUUM_BYTES
     try:
@@ -120,7 +123,7 @@ def scrub(db: sqlite3.Connection) -> bool:
         busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError:  # no room for a second file, or another program has locked it
         return False
-    return is_small and not busy
+    return is_swept and is_small and not busy
 
 
 class zeroed:

@@ -24,7 +24,7 @@ from collections.abc import Collection
 import orjson
 
 from openclaw_rl.errors import FeedbackReused, LedgerError
-from openclaw_rl.ledger import blobs, deletion, groups, versions, wishes
+from openclaw_rl.ledger import blobs, deletion, groups, pictures, versions, wishes
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs
 from openclaw_rl.ledger.records import Effect, FeedbackOutcome, FeedbackTarget, read_verdict
 from openclaw_rl.ledger.states import REVIVABLE, append_event, move
@@ -32,8 +32,15 @@ from openclaw_rl.ledger.store import LedgerPart, read, write
 from openclaw_rl.messages import Message
 from openclaw_rl.types import DropReason, Feedback, Ids, TurnKey, TurnState, Verdict, VersionRun, WrittenReply
 
-_NEVER_TRAINED = (DropReason.OPTED_OUT, DropReason.RECORD_ONLY, DropReason.REDACTED, DropReason.EVAL)
-"""Turns whose owner forbids training on them, whose prompt is not kept, or that evaluate: no demonstration either."""
+_NEVER_TRAINED = (
+    DropReason.OPTED_OUT,
+    DropReason.RECORD_ONLY,
+    DropReason.REDACTED,
+    DropReason.EVAL,
+    DropReason.UNSUPPORTED_CONTENT,
+)
+"""Turns whose owner forbids training on them, whose prompt is not kept or not taken, or that evaluate: no demonstration
+either."""
 
 
 class UserFeedback(LedgerPart):
@@ -185,6 +192,7 @@ def _add_demonstration(db: sqlite3.Connection, of: int, text: str, written: Writ
         " sampling, tools, template_kwargs, prompt_tokens, prompt, messages FROM request WHERE id = ?",
         (name, at, of),
     ).lastrowid
+    pictures.copy(db, row or 0, of)
     db.execute(
         "INSERT INTO turn (id, turn_id, state, oldest_version, response_tokens, sampled_at, demonstration_of, policy)"
         " VALUES (?, ?, 'sampled', ?, ?, ?, ?, ?)",

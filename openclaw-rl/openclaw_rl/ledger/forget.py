@@ -28,7 +28,7 @@ from functools import partial
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import deletion, episodes, forget_scope, leases, lineage, policies, versions
+from openclaw_rl.ledger import deletion, episodes, forget_scope, leases, lineage, pictures, policies, versions
 from openclaw_rl.ledger.blobs import Watch, pack_bytes, touch, unpack_bytes
 from openclaw_rl.ledger.forget_scope import Selection
 from openclaw_rl.ledger.records import Forgotten, Retained
@@ -209,6 +209,7 @@ class Forgetting(LedgerPart):
                     turns += await self._delete_ended(some)
                 for some in cut(planned, 1000):
                     pieces += await self._writer.write(partial(deletion.delete_pieces, planned=some))
+                await self._writer.alone(pictures.sweep)
         if older_than is not None:
             await self._writer.write(lambda db: deletion.delete_sides(db, "at < ?", (older_than,)))
         used = await self._reader.read(used_bytes)
@@ -282,11 +283,11 @@ def _clear_probes(db: sqlite3.Connection, numbers: Collection[int]) -> None:
 
 
 def used_bytes(db: sqlite3.Connection) -> int:
-    """Return the size of the file without its free pages."""
+    """Return the size of the file without its free pages, and of the pictures."""
     pages, free, size = (
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
-    return int((pages - free) * size)
+    return int((pages - free) * size) + pictures.used_bytes(db)
 
 
 def _choose(db: sqlite3.Connection, *, older_than: float | None, most_bytes: int | None, limit: int) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from openclaw_rl.errors import LedgerError, LedgerLocked, LedgerMismatch
-from openclaw_rl.ledger import leases, schema, turns
+from openclaw_rl.ledger import leases, pictures, schema, turns
 from openclaw_rl.ledger.blobs import Connection
 from openclaw_rl.ledger.records import Identity
 from openclaw_rl.ledger.schema import migrate
@@ -66,6 +66,7 @@ def prepare(path: Path, identity: Identity, *, now: float, lease_s: float) -> No
             leases.expire(db, at=now)
             leases.bound(db, until=now + lease_s)
             db.execute("COMMIT")
+            pictures.sweep(db)
         finally:
             db.close()
     except OSError as error:

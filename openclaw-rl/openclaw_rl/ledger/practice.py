@@ -79,9 +79,10 @@ class Practising(LedgerPart):
 
     @read
     def practice_request(self, db: sqlite3.Connection, turn_id: str) -> Request | None:
-        """Return the request of a turn; None when the turn was forgotten."""
+        """Return the request of a turn; None when the turn was forgotten, or shows pictures: practice reads text."""
         found = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
-        return None if found is None else read_request(db, found["id"])
+        request = None if found is None else read_request(db, found["id"])
+        return None if request is None or request.pictures else request
 
     @read
     def anchor_turns(self, db: sqlite3.Connection, *, user: str, policy: str, limit: int) -> list[str]:
@@ -100,6 +101,7 @@ class Practising(LedgerPart):
             " EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id AND feedback.value < 0) AS is_blamed"
             " FROM request JOIN turn USING (id) LEFT JOIN verdict USING (id)"
             " WHERE user = ? AND request.policy = ? AND practice IS NULL AND demonstration_of IS NULL"
+            " AND NOT EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
             " ORDER BY request.id DESC LIMIT ?",
             (*reasons, user, policy, _TURNS_LOOKED_AT),
         ).fetchall()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import orjson
 
-from openclaw_rl.ledger import blobs
+from openclaw_rl.ledger import blobs, pictures
 from openclaw_rl.ledger.blobs import unpack_floats, unpack_ids, unpack_mask, unpack_runs
 from openclaw_rl.types import (
     DropReason,
@@ -47,6 +47,7 @@ def read_request(db: sqlite3.Connection, row: int) -> Request:
         task=found["task"],
         step=found["step"],
         in_episode=found["in_episode"],
+        pictures=pictures.of_request(db, row),
     )
 
 
@@ -167,6 +168,7 @@ def read_sample(db: sqlite3.Connection, row: int) -> Sample | None:
         is_demonstration=bool(found["is_demonstration"]),
         advantage=found["advantage"],
         episode=found["of_episode"],
+        pictures=tuple(picture.digest for picture in pictures.of_request(db, row)),
     )
 
 

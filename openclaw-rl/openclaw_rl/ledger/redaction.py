@@ -8,7 +8,8 @@ Such a turn is recorded, counted and paired, but never trained on (`redacted`). 
 a secret in the prompt costs the prompt's ids, also in later turns of that conversation; a secret in the reply costs the
 reply's ids. A secret in the next state costs no ids: the judge and the methods read the mark. A secret in a system
 prompt or in a tool's description costs every turn of that client, so the redactor counts those requests
-(`standing_secrets`).
+(`standing_secrets`). Secrets in pictures have no form: with `redaction.pictures` a mark replaces every picture, and its
+turn is never trained on.
 """
 
 import re
@@ -23,7 +24,9 @@ from openclaw_rl.ledger.secret_forms import PERSONAL, SECRETS, Kind
 from openclaw_rl.messages import Message
 from openclaw_rl.settings import RedactionSettings
 from openclaw_rl.types import DropReason, Feedback, NextState, Request, Sample, Turn, Verdict
+from openclaw_rl.types.pictures import picture_of, pictures_in
 
+_HIDDEN_PICTURE = "[redacted:picture]"
 _STANDING_OF = 50
 """Newest requests of which those with a secret in a standing text are counted."""
 
@@ -67,6 +70,7 @@ class NounRedactor:
         # A clean text is not searched again: every request of a conversation brings its whole history.
         self._remembered = remembered
         self._redactor = Redactor(secrets=settings.secrets, pii=settings.pii)
+        self._hides_pictures = settings.pictures
         self._clean: set[int] = set()
         self._standing: deque[bool] = deque(maxlen=_STANDING_OF)
 
@@ -83,7 +87,7 @@ class NounRedactor:
 
     def request(self, request: Request) -> Request:
         """Return the request with marks; the same object if it has no secret."""
-        if not self._redactor.is_on:
+        if not self._redactor.is_on and not self._hides_pictures:
             return request
         messages = tuple(map(self._message, request.messages))
         tools, kwargs = self._json(request.tools_json), self._json(request.template_kwargs_json)
@@ -114,6 +118,7 @@ class NounRedactor:
             task=task,
             episode=episode,
             prompt_ids=() if (messages, tools, kwargs) != said else request.prompt_ids,
+            pictures=() if self._hides_pictures else request.pictures,
         )
 
     def turn(self, turn: Turn) -> Turn:
@@ -155,6 +160,12 @@ class NounRedactor:
             return message if content is message.content else message.model_copy(update={"content": content})
         fields = message.model_dump(exclude_unset=True)
         masked = _walk(fields, self._text)
+        if self._hides_pictures and pictures_in([message]) and isinstance(message.content, list):
+            is_hidden = [picture_of(part) is not None for part in message.content]
+            masked["content"] = [
+                {"type": "text", "text": _HIDDEN_PICTURE} if hidden else part
+                for hidden, part in zip(is_hidden, masked["content"], strict=True)
+            ]
         return message if masked == fields else Message.model_validate(masked)
 
     def _json(self, text: str | None) -> str | None:

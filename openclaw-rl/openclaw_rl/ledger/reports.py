@@ -32,6 +32,10 @@ _NOT_A_REPLY_OF_THE_POLICY = (
 _PROMPTS_LOOKED_AT = 200
 
 
+_OF_TEXT = "NOT EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
+"""Condition of a request that shows no pictures. A caller that scores it would have to send them."""
+
+
 class Reports(LedgerPart):
     """Reads for people, for the gate and for the publisher."""
 
@@ -66,13 +70,13 @@ class Reports(LedgerPart):
 
         sampled_by: None for any version of the policy.
 
-        Only replies that are plain samples of the policy, and whose owner allows their use.
+        Only replies to prompts without pictures that are plain samples of the policy, and whose owner allows their use.
         """
         marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
         rows = db.execute(
             "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
             f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
-            " AND demonstration_of IS NULL AND practice IS NULL"
+            f" AND demonstration_of IS NULL AND practice IS NULL AND {_OF_TEXT}"
             + (f" AND {_of(policy)}" if sampled_by is None else " AND oldest_version = ?")
             + " ORDER BY turn.id DESC LIMIT ?",
             (*map(str, _NOT_A_REPLY_OF_THE_POLICY), policy if sampled_by is None else sampled_by, limit),
@@ -112,7 +116,8 @@ class Reports(LedgerPart):
         table = "request" if policy == SHARED_POLICY else "turn"
         rows = db.execute(
             "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-            f" AND practice IS NULL AND prompt <> x'' AND {_of(policy, table)} ORDER BY {table}.id DESC LIMIT ?",
+            f" AND practice IS NULL AND prompt <> x'' AND {_OF_TEXT} AND {_of(policy, table)}"
+            f" ORDER BY {table}.id DESC LIMIT ?",
             (policy, _PROMPTS_LOOKED_AT),
         ).fetchall()
         newest: dict[tuple[str, str | None], bytes] = {}

@@ -17,6 +17,8 @@ counts the entries that a file has had. The tables:
 * `episode` has the registered runs of agents, `episode_group` those that are compared with each other, and `eval_task`
   the tasks that evaluate. `turn.of_episode` and `request.in_episode` name the episode; `credit` has the reward and the
   advantage that a closed group gave to a step.
+* `picture` names the pictures of prompts, whose files are beside the ledger (`ledger.pictures`), and `request_picture`
+  those of each request.
 * `lease_sample` keeps for ever which lease trained which turn. The audit reads from it that no turn was trained twice
   in any ancestry.
 * `meta` has the single values: the owner's identity, the tip, the newest fence, the pin, the switches.
@@ -320,7 +322,19 @@ CREATE INDEX turn_practice_waiting ON turn (policy, practice_batch, id)
     WHERE state = 'sampled' AND practice IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+_V8 = """
+CREATE TABLE picture (
+    id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, width INTEGER NOT NULL, height INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+);
+CREATE TABLE request_picture (
+    request INTEGER NOT NULL REFERENCES request, n INTEGER NOT NULL, picture INTEGER NOT NULL REFERENCES picture,
+    PRIMARY KEY (request, n)
+) WITHOUT ROWID;
+CREATE INDEX request_picture_of ON request_picture (picture);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 """Scripts; entry i takes a file from `user_version` i to i + 1."""
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import LedgerError, LedgerMismatch
-from openclaw_rl.ledger import open, reports, schema, versions
+from openclaw_rl.ledger import open, pictures, reports, schema, versions
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.records import Identity, TurnRecord, read_judged, read_request, read_sample
 from openclaw_rl.ledger.schema import MIGRATIONS
@@ -106,9 +106,9 @@ def compact(ledger: Path) -> tuple[int, int]:
 
 
 def backup(ledger: Path, copy: Path) -> int:
-    """Copy the ledger to one file that only its owner can read; return the file's size in bytes.
+    """Copy the ledger to one file that only its owner can read, and its pictures to a folder beside that file.
 
-    Raises LedgerError, and then leaves no file.
+    Return the size of all in bytes. Raises LedgerError, and then leaves no file.
     """
     if not ledger.is_file():
         raise LedgerError(f"no ledger at {ledger}")
@@ -122,6 +122,7 @@ def backup(ledger: Path, copy: Path) -> int:
             source.backup(target)
             target.execute("PRAGMA journal_mode = DELETE")  # a server that opens it makes it a WAL file again
             (problem,) = target.execute("PRAGMA quick_check(1)").fetchone()
+            size = pictures.copy_files(pictures.names(target), pictures.folder_of(ledger), pictures.folder_of(copy))
         finally:
             source.close()
             target.close()
@@ -133,4 +134,4 @@ def backup(ledger: Path, copy: Path) -> int:
     except LedgerError:
         copy.unlink()
         raise
-    return copy.stat().st_size
+    return copy.stat().st_size + size

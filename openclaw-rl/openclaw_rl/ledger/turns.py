@@ -11,7 +11,7 @@ from dataclasses import replace
 import orjson
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import blobs, feedback, steps
+from openclaw_rl.ledger import blobs, feedback, pictures, steps
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import append_event, find_turn, move
@@ -254,6 +254,7 @@ def insert_request(db: sqlite3.Connection, request: Request, *, prompt_tokens: i
             request.in_episode,
         ),
     ).lastrowid
+    pictures.put(db, int(row or 0), request.pictures)
     return int(row or 0)
 
 

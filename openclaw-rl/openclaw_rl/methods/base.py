@@ -222,6 +222,7 @@ def sample_of(
     return Sample(
         sample_id=turn.turn_id,
         prompt_ids=request.prompt_ids,
+        pictures=tuple(picture.digest for picture in request.pictures),
         response_ids=turn.response_ids,
         loss_mask=turn.loss_mask,
         rollout_log_probs=turn.rollout_log_probs,

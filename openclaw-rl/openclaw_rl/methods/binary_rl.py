@@ -47,6 +47,10 @@ class BinarySettings(MethodSettings):
     baseline_limit: float = Field(default=1.0, gt=0, le=1)
     """Clamp of the mean to ± this; 1 never clamps."""
 
+    @property
+    def takes_pictures(self) -> bool:
+        return True
+
 
 def kind_of(sample: Sample) -> str:
     return "tool" if sample.is_tool_turn else "user"

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models.convert import convert
 from openclaw_rl.models.identity import hash_tensors
+from openclaw_rl.models.vision import KNOWN as VISION
 from openclaw_rl.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -105,15 +106,20 @@ def load_model(
 
 
 def load_pretrained(folder: Path, **options: Any) -> "PreTrainedModel":
-    """Load a causal language model with the attention that its config needs. options: those of transformers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Load a causal language model with the attention that its config needs, and with a vision tower of a known kind.
+
+    options: those of transformers.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     # transformers would choose `sdpa`, which ignores a soft cap of the attention scores (Gemma 2) without an error.
     # Engine and trainer would then compute another model than SGLang does.
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
         options["attn_implementation"] = "eager"
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    sees = not VISION.isdisjoint(getattr(config, "architectures", None) or ())
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model: PreTrainedModel = kind.from_pretrained(
         folder, config=config, local_files_only=True, use_safetensors=True, **options
     )
     return model

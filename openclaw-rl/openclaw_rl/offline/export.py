@@ -1,8 +1,9 @@
 """Export of the ledger's turns or samples to a file for the owner's own tools: JSON lines, or Parquet.
 
-One row is one turn, or one sample, oldest first; both formats have the same columns. The file holds the text of chats,
-so it is readable for its owner only. Rows are read and written one after the other, from one snapshot, so an export of
-any size needs little memory.
+One row is one turn, or one sample, oldest first; both formats have the same columns. The pictures of the rows, named by
+SHA-256 in the order of the prompt, are copied to a folder beside the file: `OUT.pictures/`. File and folder hold the
+content of chats, so they are readable for their owner only. Rows are read and written one after the other, from one
+snapshot, so an export of any size needs little memory.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO, Literal, get_args, get_type_hints
 import orjson
 
 from openclaw_rl.errors import OpenClawRLError, SettingsError
+from openclaw_rl.ledger import pictures
 from openclaw_rl.ledger.records import TurnRecord
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.messages import Message
@@ -68,6 +70,7 @@ class TurnRow:
     wish_id: int | None
     trained_in: int | None
     prompt_ids: Ids
+    pictures: tuple[str, ...]
     response_ids: Ids
     rollout_log_probs: LogProbs
     loss_mask: tuple[bool, ...]
@@ -93,6 +96,7 @@ class SampleRow:
     scored_version: int | None
     extra_json: str | None
     prompt_ids: Ids
+    pictures: tuple[str, ...]
     response_ids: Ids
     rollout_log_probs: LogProbs
     teacher_log_probs: LogProbs | None
@@ -130,13 +134,23 @@ def export(
                 records = snapshot.turns(user=user, policy=policy)
                 rows: Iterator[Row] = _turn_rows(records) if what == "turns" else _sample_rows(records)
                 kind: type[Row] = TurnRow if what == "turns" else SampleRow
-                return (_jsonl if format == "jsonl" else _parquet)(file, kind, rows, on_rows)
+                shown: set[str] = set()
+                count = (_jsonl if format == "jsonl" else _parquet)(file, kind, _noting(rows, shown), on_rows)
+            pictures.copy_files(shown, pictures.folder_of(ledger), pictures.folder_of(out))
+            return count
         except OSError as error:
             out.unlink(missing_ok=True)
             raise SettingsError(f"{out}: {error.strerror}") from error
         except OpenClawRLError:
             out.unlink(missing_ok=True)
             raise
+
+
+def _noting(rows: Iterator[Row], shown: set[str]) -> Iterator[Row]:
+    """Yield the rows, and add the pictures of each to `shown`."""
+    for row in rows:
+        shown.update(row.pictures)
+        yield row
 
 
 def _turn_rows(records: Iterator[TurnRecord]) -> Iterator[TurnRow]:
@@ -175,6 +189,7 @@ def _turn_rows(records: Iterator[TurnRecord]) -> Iterator[TurnRow]:
             wish_id=record.wish_id,
             trained_in=record.trained_in,
             prompt_ids=request.prompt_ids,
+            pictures=tuple(picture.digest for picture in request.pictures),
             response_ids=turn.response_ids,
             rollout_log_probs=turn.rollout_log_probs,
             loss_mask=turn.loss_mask,
@@ -203,6 +218,7 @@ def _sample_rows(records: Iterator[TurnRecord]) -> Iterator[SampleRow]:
             scored_version=sample.scored_version,
             extra_json=None if sample.hint is None else sample.hint.to_json(),
             prompt_ids=sample.prompt_ids,
+            pictures=sample.pictures,
             response_ids=sample.response_ids,
             rollout_log_probs=sample.rollout_log_probs,
             teacher_log_probs=sample.teacher_log_probs,

@@ -38,6 +38,7 @@ from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, TeacherError, TrainerError
+from openclaw_rl.ledger.pictures import folder_of
 from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.methods.base import Dropped, Method, ScoringTools, load_method
 from openclaw_rl.models import resolve
@@ -283,7 +284,8 @@ def _train(
 
     torch.set_num_threads(settings.trainer.threads)
     resolved = resolve.resolve(settings.model, cache)
-    policy = base_model.make_policy(WeightKind.LORA, resolved, settings.trainer)
+    pictures = folder_of(DataDir.of(settings.data_dir).ledger)
+    policy = base_model.make_policy(WeightKind.LORA, resolved, settings.trainer, pictures)
     learner = LocalLearner(policy, method, settings.trainer, settings.method, base_hash=resolve.base_hash(resolved))
     learner.load(None, fresh_moments=True)
     size, seed = settings.training.batch_size, settings.trainer.seed

@@ -10,8 +10,9 @@ from openclaw_rl.engines.base import Engine
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.proxy.pictures import PictureReader
 from openclaw_rl.sessions.commands import Command, CommandedChat
-from openclaw_rl.settings import SamplingSettings, ServerSettings, SessionSettings
+from openclaw_rl.settings import PictureSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import SHARED_POLICY, DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
 from openclaw_rl.web.auth import Caller, Keys
@@ -67,6 +68,10 @@ class ProxyDeps:
     """The name in `/v1/models`."""
     has_grammars: bool = False
     """The engine can hold a reply to a JSON schema."""
+    pictures: PictureReader = field(default_factory=lambda: PictureReader(PictureSettings()))
+    """Reads the pictures of requests, or refuses them."""
+    trains_pictures: bool = False
+    """Trainer and method take turns whose prompt has pictures."""
     trains: bool = False
     """Turns are meant to be trained on: a run of turns that cannot be is a problem."""
     longest_sample: int | None = None

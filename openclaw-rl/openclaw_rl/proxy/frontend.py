@@ -15,6 +15,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ from transformers import PreTrainedTokenizerFast
 
 from openclaw_rl.errors import RequestError, SettingsError
 from openclaw_rl.messages import FunctionCall, Message, ToolCall, in_call_order
+from openclaw_rl.models.vision import Vision
 from openclaw_rl.proxy.detokenizer import TokenTable
 from openclaw_rl.proxy.parser import StreamParser
 from openclaw_rl.proxy.sglang import ChatCompletionRequest, Tool
 from openclaw_rl.proxy.skeleton import Skeletons
-from openclaw_rl.proxy.template import ChatFormat, load_chat_format
+from openclaw_rl.proxy.template import ChatFormat, for_template, load_chat_format
 from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids, WrittenReply
+from openclaw_rl.types.pictures import Picture, pictures_in
 
 log = structlog.get_logger()
 
@@ -62,6 +65,8 @@ class Rendered:
     """The prompt ends inside a think block."""
     tools: tuple[Tool, ...]
     """Tools whose calls are parsed out of the reply."""
+    pictures: tuple[Picture, ...] = ()
+    """References to the pictures of the prompt, in its order."""
 
 
 class FrontEnd:
@@ -88,6 +93,14 @@ class FrontEnd:
         """Faults of the model's files that spoil chats, one sentence each."""
         self.remarks: tuple[str, ...] = ()
         """Facts about the model's files that a user should know: chats work."""
+        self.vision: Vision | None = None
+        """None: the model reads text only."""
+        self.why_blind = ""
+        """The reason for that, as the rest of a sentence about the model."""
+        try:
+            self.vision = Vision.of(folder)
+        except SettingsError as error:
+            self.why_blind = str(error)
         self._try(model)
         self._end_id, self.end_ids = self._ends(chats)
         if self._opens_no_reply(chats):
@@ -109,23 +122,38 @@ class FrontEnd:
         return self._format.think_start is not None
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] = {},
+        *,
+        shows_pictures: bool = False,
     ) -> Rendered:
-        """Render the prompt. Blocks: a few ms for a long conversation, plus 0.5 ms per 1,000 new characters."""
+        """Render the prompt. Blocks: a few ms for a long conversation, plus 0.5 ms per 1,000 new characters.
+
+        shows_pictures: the caller gives the engine the pictures of `Rendered.pictures`. Then a reference to a picture
+        becomes as many placeholders as the picture has tokens; else it is refused.
+        """
         text, parsed = self._text(messages, tools, template_kwargs)
-        return self._rendered(text, self._pieces.encode(text), parsed)
+        return self._rendered(text, self._pieces.encode(text), parsed, messages, shows_pictures=shows_pictures)
 
     async def render_async(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, template_kwargs: Mapping[str, Any] = {}
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] = {},
+        *,
+        shows_pictures: bool = False,
     ) -> Rendered:
         """Render the prompt; long conversations and long texts run in a thread."""
         if sum(len(message.text()) for message in messages) > _INLINE_RENDER_CHARS:
-            return await asyncio.to_thread(self.render, messages, tools, template_kwargs)
+            work = partial(self.render, messages, tools, template_kwargs, shows_pictures=shows_pictures)
+            return await asyncio.to_thread(work)
         text, parsed = self._text(messages, tools, template_kwargs)
         ids = self._pieces.encode_if_short(text, _INLINE_CHARS)
         if ids is None:
             ids = await asyncio.to_thread(self._pieces.encode, text)
-        return self._rendered(text, ids, parsed)
+        return self._rendered(text, ids, parsed, messages, shows_pictures=shows_pictures)
 
     def parser(
         self, rendered: Rendered, *, stop: Sequence[str] = (), one_call: bool = False, is_forced: bool = False
@@ -177,9 +205,23 @@ class FrontEnd:
         """Return the text of one token, also of a control token."""
         return str(self._tokenizer.decode([token]))
 
-    def _rendered(self, text: str, ids: Ids, tools: tuple[Tool, ...]) -> Rendered:
+    def _rendered(
+        self, text: str, ids: Ids, tools: tuple[Tool, ...], messages: Sequence[Message], *, shows_pictures: bool
+    ) -> Rendered:
         start = self._format.think_start
-        return Rendered(ids, reasoning_open=bool(start) and text.rstrip().endswith(start or ""), tools=tools)
+        pictures = pictures_in(messages[at] for at in in_call_order(messages))
+        if pictures:
+            ids = self._with_pictures(text, ids, pictures, shows_pictures=shows_pictures)
+        is_open = bool(start) and text.rstrip().endswith(start or "")
+        return Rendered(ids, reasoning_open=is_open, tools=tools, pictures=pictures)
+
+    def _with_pictures(self, text: str, ids: Ids, pictures: Sequence[Picture], *, shows_pictures: bool) -> Ids:
+        if (vision := self.vision) is None or not shows_pictures:
+            raise RequestError("a picture, and this model reads text only here", code="unsupported_content")
+        if self._pieces.is_typed(text, vision.reserved):
+            # The engine reads the prompt's text, and would take the words for one more picture.
+            raise RequestError("a text beside a picture spells the model's own mark of a picture", param="messages")
+        return vision.expanded(ids, pictures)
 
     def _text(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]
@@ -192,7 +234,7 @@ class FrontEnd:
             raise RequestError(f"chat_template_kwargs.{name} is not for the template", param="chat_template_kwargs")
         body: dict[str, Any] = {
             "messages": [
-                protect(_plain(messages[i], i), is_reply=messages[i].role == "assistant")
+                protect(for_template(messages[i], i), is_reply=messages[i].role == "assistant")
                 for i in in_call_order(messages)
             ],
             "reasoning_effort": kwargs.pop("reasoning_effort", None),
@@ -327,28 +369,6 @@ def _applied(chats: ChatFormat, messages: Sequence[Message], *, opens_reply: boo
         )
     except _TEMPLATE_FAULTS:
         return ""
-
-
-def _plain(message: Message, index: int) -> dict[str, Any]:
-    """Return the message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
-    fields = message.model_dump(exclude_none=True)
-    if message.role == "developer":
-        fields["role"] = "system"
-    if isinstance(message.content, list):
-        thoughts = message.thoughts()
-        if thoughts and message.reasoning_content is None:
-            fields["reasoning_content"] = thoughts
-        for number, part in enumerate(message.content):
-            if part.type != "text" and not (message.role == "assistant" and part.is_thought):
-                raise RequestError(
-                    f"this model reads text only: messages[{index}].content[{number}] is of type {part.type!r}",
-                    code="unsupported_content",
-                    param=f"messages[{index}].content[{number}]",
-                )
-        fields["content"] = message.text()
-    for call, made in zip(fields.get("tool_calls", ()), message.tool_calls or (), strict=True):
-        call["function"]["arguments"] = made.function.as_object()
-    return fields
 
 
 def _fault(error: Exception) -> RequestError:

@@ -28,7 +28,9 @@ from openclaw_rl.engines.dialect import (
     storable,
 )
 from openclaw_rl.engines.event_stream import MOST_WORDS
+from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused, RequestError
+from openclaw_rl.models.vision import Vision
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import KEYLESS_USER, SHARED_POLICY, Ids, Request, SamplingParams, VersionRun
 
@@ -63,11 +65,20 @@ class Decoding:
     """The policy is opened if it is new; False for a reply that no user asked for."""
     conversation: str | None = None
     """Name of the conversation: a pool keeps it on the engine that holds its prefix."""
+    pictures: PicturePrompt | None = None
+    """The prompt as the engine gets it, where it has pictures."""
 
     @classmethod
-    def of(cls, request: Request, end_ids: Collection[int], extras: EngineExtras) -> "Decoding":
-        scope = request.scope
-        return cls(request.sampling, end_ids, extras, scope.user, scope.policy, conversation=_conversation(request))
+    def of(
+        cls, request: Request, end_ids: Collection[int], extras: EngineExtras, vision: Vision | None = None
+    ) -> "Decoding":
+        scope, pictures = request.scope, None
+        if vision is not None and request.pictures:
+            pictures = PicturePrompt.of(request.prompt_ids, request.pictures, vision.placeholder)
+        conversation = _conversation(request)
+        return cls(
+            request.sampling, end_ids, extras, scope.user, scope.policy, conversation=conversation, pictures=pictures
+        )
 
     @property
     def is_not_resumable(self) -> bool:
@@ -157,6 +168,8 @@ class Generation:
         self._stack = AsyncExitStack()
         self._use: VersionUse | None = None
         self._lost_adapter = False
+        self._asked = 0
+        """Tokens of the present call's prompt, as they are recorded."""
         self.sampled = Sampled()
         self.show: Callable[[], None] | None = None
         """Is called in the moment in which `sampled` gets one more token, in place of an event of `events`. It may be
@@ -229,10 +242,12 @@ class Generation:
 
     def _request(self, attempt: int) -> GenerateRequest:
         assert self._use is not None
-        done = self.sampled.ids
+        done, shown = self.sampled.ids, self._decoding.pictures
+        self._asked = len(self._prompt_ids) + len(done)
         # Without validation, which would look at each of the ids.
         return GenerateRequest.model_construct(
-            input_ids=[*self._prompt_ids, *done],
+            input_ids=[*(self._prompt_ids if shown is None else shown.ids), *done],
+            image_data=None if shown is None else shown.image_data,
             sampling_params=self._decoding.for_engine(len(done)),
             # A prefix, no suffix: SGLang aborts every request whose id begins with the given one.
             rid=self._rid if attempt == 1 else f"{attempt}-{self._rid}",
@@ -249,6 +264,8 @@ class Generation:
         ids, entries, show = reply.output_ids, reply.meta_info.output_token_logprobs, self.show
         if show is None or len(ids) != 1 or entries is None or len(entries) != 1:
             return False
+        if self._decoding.pictures is not None:
+            return False  # `events` compares the prompt
         log_prob, token, _ = entries[0]
         if token != ids[0] or not 0 <= token <= LARGEST_ID or self._top_logprobs:
             return False  # `events` looks closer
@@ -270,6 +287,11 @@ class Generation:
         else:
             sampled.is_aligned = False
             sampled.log_probs += [math.nan] * len(ids)
+        shown = self._decoding.pictures
+        # The engine saw another prompt than the one that is recorded; or the reply has a place without a picture, which
+        # no forward pass can fill.
+        if shown is not None and (meta.prompt_tokens != self._asked or shown.placeholder in ids):
+            sampled.is_aligned = False
         if self._top_logprobs:
             tables = (meta.output_top_logprobs or [])[: len(ids)]
             sampled.top += [*tables, *[None] * (len(ids) - len(tables))]

@@ -47,6 +47,7 @@ _BY_REQUEST = {
     DropReason.NOT_TRAINABLE_SAMPLING: "sampled greedily, with penalties, a bias or a grammar",
     DropReason.TRUNCATED_SAMPLING: "sampled with top_p or top_k, which sampling.truncated_sampling drops",
     DropReason.OPTED_OUT: "opted out, by their key or by X-OpenClaw-Train",
+    DropReason.UNSUPPORTED_CONTENT: "with pictures, which this trainer or this method does not take",
     DropReason.TOO_LONG: "longer than trainer.max_tokens",
 }
 """Reasons that hold for every turn of a client, in words."""
@@ -78,7 +79,7 @@ class Reply:
             deps.serving,
             rid=self.reply_id,
             prompt_ids=request.prompt_ids,
-            decoding=Decoding.of(request, deps.frontend.end_ids, prepared.extras),
+            decoding=Decoding.of(request, deps.frontend.end_ids, prepared.extras, deps.frontend.vision),
             only_version=only_version,
             health=deps.health,
             priority=priority_of(request),
@@ -330,6 +331,8 @@ class Reply:
             return DropReason.TRUNCATED_SAMPLING
         if max(sampled.ids) >= self._deps.frontend.vocab_size:
             return DropReason.MISALIGNED
+        if self._prepared.request.pictures and not self._deps.trains_pictures:
+            return DropReason.UNSUPPORTED_CONTENT
         return None
 
     async def _give_up(self, error: BaseException | None) -> None:

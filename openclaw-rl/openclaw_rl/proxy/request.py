@@ -23,6 +23,7 @@ from openclaw_rl.sessions.classify import Classified, classify, group_of, identi
 from openclaw_rl.sessions.commands import without_commands
 from openclaw_rl.settings import SamplingSettings
 from openclaw_rl.types import SHARED_POLICY, Request, SamplingParams, Scope, TurnType
+from openclaw_rl.types.pictures import Picture
 from openclaw_rl.web.auth import Caller
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -90,6 +91,8 @@ class Prompt:
     demands_call: bool
     is_forced: bool
     """A grammar makes the reply a JSON list of calls."""
+    pictures: tuple[Picture, ...] = ()
+    """Pictures of the prompt in its order, with their bytes."""
 
 
 async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody) -> Prompt:
@@ -104,8 +107,10 @@ async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody) -> Prompt:
     is_forced = demands_call and deps.has_grammars
     if is_forced:
         kwargs.setdefault("enable_thinking", False)  # the grammar leaves no room for a thought
-    rendered = await deps.frontend.render_async(messages, chat.offered_tools, kwargs)
-    return Prompt(messages, kwargs, rendered, demands_call, is_forced)
+    messages, known = await deps.pictures.referenced(messages)
+    rendered = await deps.frontend.render_async(messages, chat.offered_tools, kwargs, shows_pictures=True)
+    pictures = tuple(known[picture.digest] for picture in rendered.pictures)
+    return Prompt(messages, kwargs, rendered, demands_call, is_forced, pictures)
 
 
 async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
@@ -137,6 +142,7 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         tools_json=orjson.dumps(tools).decode() if tools else None,
         template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else None,
         prompt_ids=rendered.ids,
+        pictures=prompt.pictures,
         sampling=sampling,
         episode=name,
         task=_text(body.raw.get("task")) if episode is None else episode.task,

@@ -13,11 +13,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from openclaw_rl.errors import SettingsError
+from openclaw_rl.errors import RequestError, SettingsError
+from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.proxy.parser import ReplyFormat
 from openclaw_rl.proxy.sglang import FunctionCallParser, OpenAIServingChat, ReasoningParser, ServerArgs, TemplateManager
 from openclaw_rl.proxy.skeleton import writes_texts_as_they_are
 from openclaw_rl.settings import ModelSettings
+from openclaw_rl.types.pictures import picture_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,42 @@ def load_chat_format(model: ModelSettings, folder: Path) -> ChatFormat:
         vocab_size=_whole(_of_text(config, "vocab_size")),
         context_length=_whole(_of_text(config, "max_position_embeddings")),
     )
+
+
+def for_template(message: Message, index: int) -> dict[str, Any]:
+    """Return the message as SGLang takes it. Raises RequestError for a part that would not reach the model."""
+    fields = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        fields["role"] = "system"
+    if isinstance(message.content, list):
+        thoughts = message.thoughts()
+        if thoughts and message.reasoning_content is None:
+            fields["reasoning_content"] = thoughts
+        shows = any(picture_of(part) is not None for part in message.content)
+        for number, part in enumerate(message.content):
+            if picture_of(part) is not None:
+                continue
+            if part.type != "text" and not (message.role == "assistant" and part.is_thought):
+                raise RequestError(
+                    f"this model reads text only: messages[{index}].content[{number}] is of type {part.type!r}",
+                    code="unsupported_content",
+                    param=f"messages[{index}].content[{number}]",
+                )
+        if shows:
+            fields["content"] = [_shown(part) for part in message.content if not part.is_thought]
+        else:
+            fields["content"] = message.text()
+    for call, made in zip(fields.get("tool_calls", ()), message.tool_calls or (), strict=True):
+        call["function"]["arguments"] = made.function.as_object()
+    return fields
+
+
+def _shown(part: ContentPart) -> dict[str, Any]:
+    """Return a part of a message with pictures, as SGLang takes it."""
+    picture = picture_of(part)
+    if picture is None:
+        return {"type": "text", "text": part.text or ""}
+    return {"type": "image_url", "image_url": {"url": f"sha256:{picture.digest}"}}
 
 
 class _TextTokenizer:

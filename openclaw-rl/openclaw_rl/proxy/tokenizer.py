@@ -124,6 +124,10 @@ class CachedTokenizer:
         pairs = self._split(rendered)
         return self._joined(pairs) if self._new_chars(pairs) <= new_chars else None
 
+    def is_typed(self, rendered: str, tokens: Iterable[int]) -> bool:
+        """Return True if a client's text in a rendered template spells one of these control tokens."""
+        return any(mark in rendered for text, mark in self._stand_in.items() if self._ids[text] in tokens)
+
     def controls(self, rendered: str) -> list[int]:
         """Return the control ids of a rendered text, in their order."""
         return [self._ids[match.group()] for match in self._cut.finditer(rendered)]

@@ -9,6 +9,7 @@ from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
+from openclaw_rl.proxy.pictures import PictureReader
 from openclaw_rl.proxy.routes import build_router, chats_first
 from openclaw_rl.publishing.publisher import Publisher
 from openclaw_rl.server.api.app import http_app, with_host_guard, with_plain_paths
@@ -90,6 +91,8 @@ def chat_routes(
             session=settings.sessions,
             model_name=core.model_name,
             has_grammars=load_kind(settings.engine.kind).has_grammars,
+            pictures=_pictures(settings, core),
+            trains_pictures=_trains_pictures(settings),
             trains=settings.training.enabled,
             longest_sample=settings.trainer.max_tokens if settings.trainer.kind == "local" else None,
             health=core.health,
@@ -99,6 +102,24 @@ def chat_routes(
             commands=commands if settings.server.chat_commands else None,
         )
     )
+
+
+def _pictures(settings: Settings, core: Core) -> PictureReader:
+    """Return the reader of requests' pictures, which refuses them where the model, the engine or the settings do."""
+    refusal = None
+    if core.frontend.vision is None:
+        refusal = f"the model {core.model_name!r} {core.frontend.why_blind}"
+    elif not load_kind(settings.engine.kind).takes_pictures:
+        refusal = f"the engine of kind {settings.engine.kind!r} shows its model text only"
+    elif not settings.pictures.enabled:
+        refusal = "pictures are switched off (pictures.enabled)"
+    return PictureReader(settings.pictures, refusal)
+
+
+def _trains_pictures(settings: Settings) -> bool:
+    """Return True if trainer and method take turns whose prompt has pictures: adapters of the local trainer alone."""
+    is_local = settings.training.enabled and settings.trainer.kind == "local"
+    return is_local and settings.training.weights == "lora" and settings.method.takes_pictures
 
 
 def trainer_routes(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:

@@ -3,7 +3,8 @@
 Canonical are the role, the text as a reader sees it, and each tool call's name with its arguments as canonical JSON. A
 user's text is without the client's wrapping; a reply's is without time stamps and thoughts before it. List content
 equals the string that it spells. Ids are left out, because clients rewrite them. Reasoning is left out, wherever it
-stands, because clients move it, shorten it or drop it. Digests are hex, 128 bits.
+stands, because clients move it, shorten it or drop it. Pictures are left out, because clients of screenshots send the
+last few alone. Digests are hex, 128 bits.
 
 `as_seen` unifies what no reader can tell apart: line ends, Unicode's composed and decomposed forms, kinds of blanks,
 blanks at line ends, and invisible characters.

@@ -50,6 +50,12 @@ class MethodSettings(Branch):
         return False
 
     @property
+    def takes_pictures(self) -> bool:
+        """True when the method trains on turns whose prompt has pictures. It needs no scores of an engine for them: the
+        calls that score send ids alone."""
+        return False
+
+    @property
     def ema_teacher_decay(self) -> float | None:
         """Share of the old EMA teacher that each version keeps; None when the method needs no EMA teacher."""
         return None

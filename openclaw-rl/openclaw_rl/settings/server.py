@@ -157,6 +157,19 @@ class EngineSettings(Branch):
         return self
 
 
+class PictureSettings(Branch):
+    """Pictures in chats, for a model with a vision tower whose engine takes them."""
+
+    enabled: bool = False
+    """Accept pictures. Off by default: no engine's log-probs of a prompt with pictures were compared on a GPU yet."""
+    max_mb: float = Field(default=8.0, gt=0)
+    """Size of one picture's file; the server answers a larger one with 400. `server.max_body_mb` bounds the request."""
+    max_pixels: int = Field(default=8_294_400, ge=1)
+    """Width times height of one picture; the default is a screen of 3840 x 2160."""
+    max_per_request: int = Field(default=32, ge=1)
+    """Pictures of one request, its history included."""
+
+
 class SamplingSettings(Branch):
     """Sampling of requests that do not set it. OpenClaw sets no such parameter."""
 

@@ -12,6 +12,8 @@ class RedactionSettings(Branch):
     """API keys, tokens, private keys, passwords: found by their form."""
     pii: bool = False
     """E-mail addresses, phone, card, account and social security numbers too."""
+    pictures: bool = False
+    """Every picture: a mark is stored in its place, and its file is not. No form tells a secret in a picture."""
 
 
 class RetentionSettings(Branch):
@@ -20,7 +22,7 @@ class RetentionSettings(Branch):
     max_age_days: float | None = Field(default=None, gt=0)
     """Age after which the ledger deletes finished turns; it deletes no turn by age when unset."""
     max_gb: float | None = Field(default=None, gt=0)
-    """Size of the ledger's file above which it deletes the oldest finished turns; no limit when unset."""
+    """Size of the ledger's file and pictures above which it deletes the oldest finished turns; no limit when unset."""
     every_s: float = Field(default=3600.0, gt=0)
     """Time between two rounds; a round deletes at most 20,000 turns."""
 

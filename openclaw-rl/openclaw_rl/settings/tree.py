@@ -16,6 +16,7 @@ from openclaw_rl.settings.publishing import AlertSettings, PublisherSettings, Wa
 from openclaw_rl.settings.server import (
     EngineSettings,
     ModelSettings,
+    PictureSettings,
     SamplingSettings,
     ServerSettings,
     SessionSettings,
@@ -36,6 +37,7 @@ class Settings(Branch):
     limits: UserLimits = UserLimits()
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    pictures: PictureSettings = PictureSettings()
     sampling: SamplingSettings = SamplingSettings()
     sessions: SessionSettings = SessionSettings()
     judge: JudgeSettings = JudgeSettings()

@@ -120,7 +120,9 @@ def _why_not_packed(base: "PreTrainedModel") -> str | None:
     alone = torch.cat([decode(decoder, part) for part in ids.split(lengths, 1)], 1).float()
     before = config._attn_implementation
     packed_attention.register()
-    base.set_attn_implementation(packed_attention.ATTENTION_NAME)
+    # A vision tower attends in both directions: it keeps its own attention.
+    attends: Any = base if getattr(base.config, "vision_config", None) is None else decoder
+    attends.set_attn_implementation(packed_attention.ATTENTION_NAME)
     layout = PackedLayout.of(lengths, device)
     try:
         packed, beside = (decode(decoder, row, layout).float() for row in (ids, others))
@@ -137,5 +139,5 @@ def _why_not_packed(base: "PreTrainedModel") -> str | None:
             reason = f"lets packed rows see each other (by {leak / spread:.2g} of the spread)"
         else:
             reason = f"computes other numbers in packed rows (off by {drift / spread:.2g} of the spread)"
-    base.set_attn_implementation(before)
+    attends.set_attn_implementation(before)
     return reason

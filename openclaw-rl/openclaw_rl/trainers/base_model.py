@@ -8,6 +8,7 @@ Leaves to others: finding the model (`models.resolve`), forward passes (`policy`
 
 import importlib.util
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.full import FullPolicy
 from openclaw_rl.trainers.lora import LoraPolicy
+from openclaw_rl.trainers.pictures import Eyes
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import WeightKind
 
@@ -25,11 +27,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def make_policy(kind: WeightKind, resolved: ResolvedModel, settings: TrainerSettings) -> Policy:
-    """Load the base and return the policy. Blocks for seconds or minutes. Raises SettingsError."""
+def make_policy(
+    kind: WeightKind, resolved: ResolvedModel, settings: TrainerSettings, pictures: Path | None = None
+) -> Policy:
+    """Load the base and return the policy. Blocks for seconds or minutes. Raises SettingsError.
+
+    pictures: folder of the pictures that samples name; an adapter of a model with a known vision tower is then trained
+    on them too. None: on text alone.
+    """
     if kind is WeightKind.LORA:
-        return LoraPolicy(load(resolved, settings), settings)
+        base = load(resolved, settings)
+        policy = LoraPolicy(base, settings)
+        policy.eyes = None if pictures is None else Eyes.of(base, resolved.folder, pictures)
+        return policy
     base = resolve.load_model(resolved, dtype_of(settings), settings.device)
+    if hasattr(base.config, "vision_config"):
+        raise SettingsError(
+            f'training.weights "full": {resolved.name} has a vision tower, and only adapters of its language model are '
+            "trained"
+        )
     return FullPolicy(base, settings, load_base=lambda: resolve.load_model(resolved, dtype_of(settings)))
 
 

@@ -39,6 +39,8 @@ class Row:
 
     ids: Ids
     pieces: tuple[Piece, ...]
+    pictures: tuple[str, ...] = ()
+    """Digests of the pictures whose places are among the ids, in order."""
 
 
 _LEAST_STEM = 8
@@ -119,16 +121,24 @@ def piece_of(sample: Sample, index: int, temperature: float | None = None) -> Pi
 
 
 def rows_of(samples: Sequence[Sample], *, share_prefixes: bool = True) -> list[Row]:
-    """Return the rows, longest first. A sample whose ids begin another row's ids joins that row."""
-    rows: list[tuple[Ids, list[Piece]]] = []
+    """Return the rows, longest first. A sample whose ids and pictures begin another row's joins that row."""
+    rows: list[tuple[Ids, tuple[str, ...], list[Piece]]] = []
     for index in sorted(range(len(samples)), key=lambda i: (-_length(samples[i]), i)):
-        ids, piece = samples[index].prompt_ids + samples[index].response_ids, piece_of(samples[index], index)
-        home = next((pieces for row, pieces in rows if share_prefixes and row[: len(ids)] == ids), None)
+        sample, piece = samples[index], piece_of(samples[index], index)
+        ids, seen = sample.prompt_ids + sample.response_ids, sample.pictures
+        home = next(
+            (
+                pieces
+                for row, shown, pieces in rows
+                if share_prefixes and row[: len(ids)] == ids and shown[: len(seen)] == seen
+            ),
+            None,
+        )
         if home is None:
-            rows.append((ids, [piece]))
+            rows.append((ids, seen, [piece]))
         else:
             home.append(piece)
-    return [Row(ids, tuple(pieces)) for ids, pieces in rows]
+    return [Row(ids, tuple(pieces), seen) for ids, seen, pieces in rows]
 
 
 def micro_batches(

@@ -48,12 +48,17 @@ STATE_FILE = "state.json"
 _RNG_CPU, _RNG_CUDA = "rng.cpu", "rng.cuda"
 
 
-def probe_rows(samples: Sequence[Sample]) -> MicroBatch:
-    """Return the prompt's end and the reply's beginning of the samples with the longest replies, at temperature 1."""
+def probe_rows(samples: Sequence[Sample], placeholder: int | None = None) -> MicroBatch:
+    """Return the prompt's end and the reply's beginning of the samples with the longest replies, at temperature 1.
+
+    placeholder: token of a picture's place. A probe is text: its prompt begins behind the last such place.
+    """
     chosen = sorted(samples, key=lambda sample: (-len(sample.response_ids), sample.sample_id))[:PROBES]
     rows = []
     for index, sample in enumerate(chosen):
         prompt, response = sample.prompt_ids[-PROMPT_TOKENS:], sample.response_ids[:RESPONSE_TOKENS]
+        if placeholder in prompt[:-1]:
+            prompt = prompt[len(prompt) - prompt[::-1].index(placeholder) :]
         piece = Piece(index, len(prompt), len(response), trained=tuple(range(len(response))), temperature=1.0)
         rows.append(Row(prompt + response, (piece,)))
     return MicroBatch(tuple(rows))
@@ -196,6 +201,8 @@ class LocalLearner:
         finally:
             self._policy.between = lambda: None
             self._optimizer.zero_grad()
+            if self._policy.eyes is not None:
+                self._policy.eyes.rest()
             _give_memory_back()
         self._bad_batches = 0
         metrics = dict(stepped.metrics) | {"dropped": float(len(drop) + len(stepped.drop))}
@@ -207,7 +214,8 @@ class LocalLearner:
         parent = parent if self._settings.quantise == "none" else None
         method_state = dict(self._method_state)
         advantages = self._method.advantages(samples, self._method_settings, method_state)
-        probes = probe_rows(samples)
+        eyes = self._policy.eyes
+        probes = probe_rows(samples, None if eyes is None else eyes.placeholder)
         before = score(self._policy, probes)
         metrics, left_out = train_step(
             self._policy,
@@ -241,6 +249,8 @@ class LocalLearner:
             return DropReason.EMPTY  # nothing predicts the first token
         if len(sample.prompt_ids) + len(sample.response_ids) > self._settings.max_tokens:
             return DropReason.TOO_LONG
+        if sample.pictures and (self._policy.eyes is None or not self._policy.eyes.has(sample.pictures)):
+            return DropReason.UNSUPPORTED_CONTENT
         if not self._method.can_train(sample):
             return DropReason.METHOD  # made by another method, before the settings changed
         return None

@@ -24,7 +24,9 @@ from typing import Literal
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError, SettingsError, TrainerError
+from openclaw_rl.ledger.pictures import folder_of
 from openclaw_rl.log import configure as configure_log
 from openclaw_rl.methods.base import load_method
 from openclaw_rl.settings import AnyMethodSettings, ModelSettings, TrainerSettings, default_method_settings
@@ -97,7 +99,8 @@ def run(config: TrainerConfig, stop: threading.Event) -> None:
             raise TrainerError(
                 f"the engine serves base {config.base_hash[:12]}…, {resolved.name} here is {base_hash[:12]}…"
             )
-        policy = base_model.make_policy(config.weights, resolved, config.trainer)
+        pictures = folder_of(DataDir.of(config.data_dir).ledger)
+        policy = base_model.make_policy(config.weights, resolved, config.trainer, pictures)
         learner = LocalLearner(policy, method, config.trainer, config.method, base_hash=base_hash)
         log.info(
             "trainer_ready",

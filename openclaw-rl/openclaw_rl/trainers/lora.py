@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _A, _B = ".lora_A.", ".lora_B."
+_OF_VISION = r".*\bvisual\..*"
 _DEFAULT_TARGETS = TrainerSettings.model_fields["target_modules"].default
 
 
@@ -68,6 +69,8 @@ class LoraPolicy(Policy):
             task_type="CAUSAL_LM",
             fan_in_fan_out=any(_is_conv1d(module) for module in self._decoder.modules()),
             target_modules=sorted(target_modules(self._decoder, settings.target_modules)),
+            # A vision tower may have layers of the same names, and SGLang adapts the language model alone.
+            exclude_modules=_OF_VISION if hasattr(base.config, "vision_config") else None,
         )
         self._modules = frozenset(config.target_modules or ())
         self.model: PeftModel = get_peft_model(base, config).eval()

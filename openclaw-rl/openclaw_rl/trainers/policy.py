@@ -41,6 +41,7 @@ from openclaw_rl.trainers.architecture import (
 from openclaw_rl.trainers.batches import MicroBatch, Piece, Row, micro_batches
 from openclaw_rl.trainers.fused import HeadLogProbs, fuse_linears, fuse_norms, has_fast_head
 from openclaw_rl.trainers.packed_attention import PackedLayout
+from openclaw_rl.trainers.pictures import Eyes
 from openclaw_rl.types import Ids, WeightKind
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Policy(ABC):
     weights_file: ClassVar[str]
     parameters: dict[str, nn.Parameter]
     """The trainable parameters, fp32 if the model has 16 bits, in the order of their names."""
+    eyes: Eyes | None = None
+    """None: rows with pictures cannot be computed."""
 
     def __init__(
         self, base: "PreTrainedModel", settings: TrainerSettings, *, between: Callable[[], None] = lambda: None
@@ -188,11 +191,16 @@ class Policy(ABC):
         return self._kernel is not None
 
     def cut(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
-        """Cut the rows into passes of at most `token_budget` positions, packed if this policy packs."""
+        """Cut the rows into passes of at most `token_budget` positions, packed if this policy packs.
+
+        A row with pictures is a pass of its own.
+        """
         most = token_budget if self._settings.recompute == "never" else None
-        return micro_batches(
-            rows, token_budget, packed=self.is_packing, shares_stems=self._kernel == "split", most=most
+        text, seeing = ([row for row in rows if bool(row.pictures) is has] for has in (False, True))
+        passes = micro_batches(
+            text, token_budget, packed=self.is_packing, shares_stems=self._kernel == "split", most=most
         )
+        return [*passes, *(MicroBatch((row,)) for row in seeing)]
 
     def recomputes(self, batch: MicroBatch, token_budget: int) -> bool:
         """Return True if a pass with gradient should keep one activation per layer and recompute the rest."""
@@ -290,6 +298,10 @@ class Policy(ABC):
             starts = zip(batch.rows, batch.starts, strict=True)
             ids = torch.tensor([[i for row, start in starts for i in row.ids[start:-1]]])
             return decode(self._decoder, ids.to(self.device), layout).flatten(0, 1)
+        if batch.rows[0].pictures:
+            if self.eyes is None:
+                raise ValueError("this policy sees no pictures: its learner drops such samples")
+            return self.eyes.hidden(batch.rows[0].ids[:-1], batch.rows[0].pictures)
         ids = torch.zeros(len(batch.rows), batch.width, dtype=torch.long)
         for number, row in enumerate(batch.rows):
             ids[number, : len(row.ids) - 1] = torch.tensor(row.ids[:-1])

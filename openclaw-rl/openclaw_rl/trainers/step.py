@@ -17,7 +17,7 @@ from openclaw_rl.errors import TrainerError
 from openclaw_rl.losses import TokenLogProbs
 from openclaw_rl.methods.base import Method, Tally, TokenTerms
 from openclaw_rl.settings import MethodSettings, TrainerSettings
-from openclaw_rl.trainers.batches import MicroBatch, Row, rows_of
+from openclaw_rl.trainers.batches import MicroBatch, rows_of
 from openclaw_rl.trainers.optimizer import PolicyOptimizer
 from openclaw_rl.trainers.policy import Policy
 from openclaw_rl.types import Ids, Sample
@@ -166,7 +166,7 @@ def _finite(
         if not bad:
             return batch, found
         done.not_finite.extend(sorted(bad))
-        rows = [Row(row.ids, tuple(p for p in row.pieces if p.index not in bad)) for row in batch.rows]
+        rows = [replace(row, pieces=tuple(p for p in row.pieces if p.index not in bad)) for row in batch.rows]
         rows = [row for row in rows if row.pieces]
         if not rows:
             return None

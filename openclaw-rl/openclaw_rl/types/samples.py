@@ -138,6 +138,8 @@ class Sample:
     """Credit of every token of a step, which its closed group gave it; None: a turn outside of episodes."""
     episode: int | None = None
     """The ledger's number of the step's episode."""
+    pictures: tuple[str, ...] = ()
+    """Digests of the prompt's pictures in its order; their files are beside the ledger."""
 
     def __post_init__(self) -> None:
         t = len(self.response_ids)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.messages import Message
+from openclaw_rl.types.pictures import Picture
 
 Ids = tuple[int, ...]
 LogProbs = tuple[float, ...]
@@ -56,7 +57,7 @@ class DropReason(StrEnum):
     EMPTY = "empty"
     """No token to train on."""
     UNSUPPORTED_CONTENT = "unsupported_content"
-    """A part of the prompt (an image, say) did not reach the model."""
+    """The prompt has pictures, and the trainer or the method does not take them."""
     OPTED_OUT = "opted_out"
     """The key, the request or the session asked not to be trained on."""
     REDACTED = "redacted"
@@ -182,6 +183,8 @@ class Request:
     """In a registered episode its place among the main requests, from 1 on; else the client's number."""
     in_episode: int | None = None
     """The ledger's number of the registered episode; None: `episode` is a label of the client's alone."""
+    pictures: tuple[Picture, ...] = ()
+    """Pictures of the prompt in its order, each as often as it is there."""
     group: str | None = None
     """Name of the group of requests that this one belongs to (`prompt_cache_key`), when no session is named. Turns of
     different groups never pair. It is not stored: the key of an open turn contains it."""

@@ -23,8 +23,9 @@ from openclaw_rl.errors import LedgerError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.deps import CommandsPort, ProxyDeps
 from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.proxy.pictures import PictureReader
 from openclaw_rl.proxy.routes import build_router, chats_first
-from openclaw_rl.settings import ModelSettings, SamplingSettings, ServerSettings, SessionSettings
+from openclaw_rl.settings import ModelSettings, PictureSettings, SamplingSettings, ServerSettings, SessionSettings
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.types import DropReason, Episode, OpenTurn, Request, Scope, SideCount, Turn
 
@@ -232,6 +233,8 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
         longest_sample: int | None = None,
         session: SessionSettings = SessionSettings(),  # noqa: B008
         commands: CommandsPort | None = None,
+        pictures: PictureReader | None = None,
+        trains_pictures: bool = False,
     ) -> AsyncIterator[Proxy]:
         """engine: replaces the fake engine."""
         # Words of this tokenizer: ids beyond its vocabulary were sampled by nobody.
@@ -254,6 +257,8 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             trains=trains,
             longest_sample=longest_sample,
             commands=commands,
+            pictures=pictures or PictureReader(PictureSettings()),
+            trains_pictures=trains_pictures,
         )
         app = FastAPI()
         router = build_router(deps)

@@ -12,6 +12,7 @@ from openclaw_rl.settings import Settings
 class EmbeddedKind(EngineKind):
     loses_adapter_count = False
     has_grammars = False
+    takes_pictures = False
 
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child:
         config = data.run / "engine.json"

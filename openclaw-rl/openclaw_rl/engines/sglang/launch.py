@@ -25,6 +25,8 @@ ENVIRON = {
     # once, beside the chats' memory: 8,192 tokens × 151,936 words × 12 bytes (bf16, fp32, its log-softmax) are 15 GB.
     "SGLANG_ENABLE_LOGITS_PROCESSER_CHUNK": "1",
     "SGLANG_LOGITS_PROCESSER_CHUNK_SIZE": "1024",
+    # The ids of a prompt with pictures stay as they came (`engines.pictures`). The default, on which exactness rests.
+    "SGLANG_MM_AVOID_RETOKENIZE": "1",
 }
 """Variables of SGLang; the names are spelt as it spells them."""
 _PROBE = Path(__file__).with_name("probe.py")

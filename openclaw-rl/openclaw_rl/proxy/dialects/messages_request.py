@@ -182,29 +182,47 @@ def _reply(blocks: Sequence[Mapping[str, Any]], at: str) -> dict[str, Any]:
 def _said(role: str, blocks: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
     """Return the messages of a user's blocks: each tool result, then what the user said."""
     results: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         if block.get("type") == "tool_result":
             content = _result(block.get("content"), f"{at}[{index}].content")
             results.append({"role": "tool", "tool_call_id": _own_id(block.get("tool_use_id")), "content": content})
         else:
-            texts.append(_text(block, f"{at}[{index}]"))
-    if results and texts and all(map(_REMINDER.match, texts)):
+            parts.append(_part(block, f"{at}[{index}]"))
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    if results and texts and len(texts) == len(parts) and all(map(_REMINDER.match, texts)):
         # The client's own words beside a result are part of it: they are no word of the user.
-        results[-1]["content"] = "\n".join(filter(None, (results[-1]["content"], *texts)))
-        texts = []
-    if texts or not results:
-        said = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
-        results.append({"role": role, "content": said})
+        before = results[-1]["content"]
+        results[-1]["content"] = (
+            "\n".join(filter(None, (before, *texts))) if isinstance(before, str) else [*before, *parts]
+        )
+        parts = []
+    if parts or not results:
+        results.append({"role": role, "content": texts[0] if len(texts) == len(parts) == 1 else parts})
     return results
 
 
-def _result(content: Any, at: str) -> str:
+def _result(content: Any, at: str) -> str | list[dict[str, Any]]:
+    """Return the content of a tool's result: its text, or its parts where pictures are among them."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise RequestError(f"{at}: a text, or a list of blocks, is needed", param=at)
-    return "\n".join(_text(block, f"{at}[{index}]") for index, block in enumerate(content))
+    parts = [_part(block, f"{at}[{index}]") for index, block in enumerate(content)]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(block: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """Return a block as a part of a chat message: a text, or a picture as a URL."""
+    match block:
+        case {"type": "image", "source": {"type": "base64", "media_type": str(media), "data": str(data)}}:
+            return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case _:
+            return {"type": "text", "text": _text(block, at)}
 
 
 def _text(block: Mapping[str, Any], at: str) -> str:

@@ -176,7 +176,7 @@ def _add(said: _Conversation, item: Mapping[str, Any], at: str) -> None:
             if role == "assistant":
                 said.answer("".join(_texts(item.get("content"), f"{at}.content")))
             elif role in ("user", *_SYSTEM):
-                said.say(role, _content(item.get("content"), f"{at}.content"))
+                said.say(role, (_content if role == "user" else _text_content)(item.get("content"), f"{at}.content"))
             else:
                 raise RequestError(f"{at}.role: user, assistant, system or developer", param=f"{at}.role")
         case "function_call":
@@ -205,12 +205,30 @@ def thought_of(item: Mapping[str, Any]) -> str:
     return ""
 
 
-def _content(content: Any, at: str) -> Any:
-    """Return the content of a user, system or tool message; several parts stay parts."""
+def _text_content(content: Any, at: str) -> Any:
+    """Return the content of a message of texts; several parts stay parts."""
     if isinstance(content, str):
         return content
     texts = _texts(content, at)
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _content(content: Any, at: str) -> Any:
+    """Return the content of a user or tool message, which may have pictures."""
+    if not isinstance(content, list) or not any(map(_is_picture, content)):
+        return _text_content(content, at)
+    found: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        if _is_picture(part):
+            found.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        else:  # one at a time, so that an error has the part's own place
+            said = _texts([*[{"type": "text", "text": ""}] * index, part], at)
+            found.append({"type": "text", "text": said[-1]})
+    return found
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image" and isinstance(part.get("image_url"), str)
 
 
 def _texts(content: Any, at: str) -> list[str]:

@@ -12,7 +12,7 @@ export const REASONS = {
   misaligned: "the engine's tokens and log-probs do not fit",
   non_finite: "a log-prob is not a number",
   empty: "it has no token to train on",
-  unsupported_content: "a part of the prompt did not reach the model",
+  unsupported_content: "it has pictures, and this trainer or method does not take them",
   opted_out: "it was left out of training",
   redacted: "it holds a secret: only masked text was kept",
   record_only: "learning was off",

@@ -1,0 +1,62 @@
+"""Pictures in an engine's request: ids with one placeholder for each picture, and the pictures beside them.
+
+This is what SGLang 0.5.15.post1 does with `input_ids` and `image_data` of one `/generate` (read in its source, for the
+processor of Qwen3-VL):
+
+* `image_data` is a list with one entry for each picture, in the prompt's order. A `data:` URL is decoded; anything else
+  would be fetched or opened, so nothing else is sent.
+* It decodes `input_ids` to text, counts the pictures' marks in it, and gives text and pictures to transformers'
+  processor. That one replaces each `<|image_pad|>` of the text, so the ids must hold **one** placeholder for a picture.
+  Ids that are expanded already would be expanded again, and the call fails.
+* The processor's ids are then thrown away (`SGLANG_MM_AVOID_RETOKENIZE`, on by default). The ids of the request stay as
+  they are, and their k-th placeholder becomes as many as the k-th picture has tokens. So no text drifts.
+* If the numbers do not agree, it logs a warning and takes the processor's ids after all. The prompt may then have other
+  tokens. `meta_info.prompt_tokens` counts the expanded prompt: `generation` compares it with our own length, and a turn
+  whose prompt has another length is never trained on.
+* Log-probs of the prompt and `logprob_start_len` count expanded positions. The ids at a picture's positions are hashes
+  of its content there, so their log-probs mean nothing.
+* On a GPU it decodes a JPEG with the card. Pixels then differ from PIL's, and the picture is a tensor without a height:
+  the count of its tokens fails, and with it the rule above. So a JPEG is sent as a PNG of the same pixels.
+* Any other picture is decoded by PIL and converted to RGB, as the trainer does.
+
+Our prompts are kept expanded everywhere else: in the ledger, for the trainer, in counts of tokens.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from openclaw_rl.types import Ids
+from openclaw_rl.types.pictures import Picture
+
+
+@dataclass(frozen=True, slots=True)
+class PicturePrompt:
+    """A prompt with pictures, as an engine's request holds it."""
+
+    ids: Sequence[int]
+    """With one placeholder for each picture."""
+    image_data: list[str] = field(repr=False)
+    placeholder: int
+
+    @classmethod
+    def of(cls, prompt_ids: Ids, pictures: Sequence[Picture], placeholder: int) -> Self:
+        """prompt_ids: expanded. Raises ValueError if the bytes of a picture are not here, or a picture has no place."""
+        # Templates write a mark before and behind each picture, so that two pictures are never one run.
+        ids = [
+            token
+            for at, token in enumerate(prompt_ids)
+            if token != placeholder or at == 0 or prompt_ids[at - 1] != placeholder
+        ]
+        if ids.count(placeholder) != len(pictures):
+            raise ValueError(f"{len(pictures)} pictures, and {ids.count(placeholder)} places in the prompt")
+        return cls(ids, [_url(picture) for picture in pictures], placeholder)
+
+
+def _url(picture: Picture) -> str:
+    data = picture.lossless or picture.data
+    if data is None:
+        raise ValueError(f"the bytes of picture {picture.digest} are not here")
+    media = "image/webp" if data.startswith(b"RIFF") else "image/png"
+    return f"data:{media};base64,{b64encode(data).decode()}"

@@ -1,0 +1,67 @@
+"""Pictures in messages: a message holds a reference by digest and size, and never the picture's bytes.
+
+A reference is a part of the message's content:
+
+    {"type": "image_url", "image_url": {"url": "sha256:<64 hex digits>", "width": 640, "height": 480}}
+
+The size stays beside the digest, because the number of a picture's tokens follows from the size alone.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from openclaw_rl.messages import ContentPart, Message
+
+PICTURE_PARTS = frozenset({"image_url", "input_image"})
+"""Types of parts that hold a picture."""
+_URL = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture of a prompt. Two of equal bytes are equal."""
+
+    digest: str
+    """SHA-256 of the file, in hex."""
+    width: int
+    height: int
+    data: bytes | None = field(default=None, repr=False, compare=False)
+    """The file as the client sent it; None for a reference alone."""
+    lossless: bytes | None = field(default=None, repr=False, compare=False)
+    """The same pixels as a PNG, where the file is a JPEG: engines decode those in more than one way."""
+
+    def part(self) -> ContentPart:
+        """Return the reference, as a part of a message."""
+        url = {"url": f"sha256:{self.digest}", "width": self.width, "height": self.height}
+        return ContentPart.model_validate({"type": "image_url", "image_url": url})
+
+
+def picture_of(part: ContentPart) -> Picture | None:
+    """Return the picture that a part refers to; None for any other part, such as one with a client's URL."""
+    match part.type, (part.model_extra or {}).get("image_url"):
+        case "image_url", {"url": str(url), "width": int(width), "height": int(height)} if found := _URL.fullmatch(url):
+            return Picture(found[1], width, height)
+    return None
+
+
+def pictures_in(messages: Iterable[Message]) -> tuple[Picture, ...]:
+    """Return the pictures that the messages refer to, in their order; a picture that comes twice is there twice."""
+    parts = (part for said in messages if isinstance(said.content, list) for part in said.content)
+    return tuple(found for part in parts if (found := picture_of(part)) is not None)
+
+
+def words_of(message: Message) -> str:
+    """Return the text of the message as readers of texts see it: with a mark in the place of each picture.
+
+    The mark tells whether two pictures are the same.
+    """
+    if not isinstance(message.content, list):
+        return message.text()
+    said = []
+    for part in message.content:
+        if (picture := picture_of(part)) is not None:
+            said.append(f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]")
+        elif part.type == "text":
+            said.append(part.text or "")
+    return "\n".join(said)

@@ -1,0 +1,211 @@
+"""Pictures beside the ledger: stored once, masked, copied, and deleted with the last turn that shows them."""
+
+import hashlib
+import json
+import sqlite3
+import stat
+
+import pytest
+from ledger import IDENTITY, give_sample
+from pictures import picture_file
+from turns import make_request, make_turn, serve_turn
+
+from openclaw_rl.errors import LedgerError
+from openclaw_rl.ledger import Ledger, pictures
+from openclaw_rl.ledger.snapshot import backup
+from openclaw_rl.messages import Message
+from openclaw_rl.offline.export import export
+from openclaw_rl.settings import RedactionSettings, TrainingSettings
+from openclaw_rl.types import DropReason, Feedback, NextState
+from openclaw_rl.types.pictures import Picture
+
+
+def picture(shade: int) -> Picture:
+    data = picture_file(shade=shade)
+    return Picture(hashlib.sha256(data).hexdigest(), 32, 24, data)
+
+
+ONE, TWO = picture(1), picture(2)
+
+
+def shown(name: str, *of: Picture, session: str = "s", text: str = "look", **more):
+    """Return a request whose message has these pictures."""
+    parts = [{"type": "text", "text": text}, *(one.part().model_dump() for one in of)]
+    message = Message.model_validate({"role": "user", "content": parts})
+    return make_request(name, message, session=session, pictures=of, **more)
+
+
+def files(tmp_path) -> set[str]:
+    folder = pictures.folder_of(tmp_path / "l.db")
+    return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """`await opened(redaction=…)`; every ledger is audited and closed at the end of its block."""
+
+    async def start(**more) -> Ledger:
+        training = TrainingSettings(batch_size=1, min_batch=1)
+        return await Ledger.open(tmp_path / "l.db", identity=IDENTITY, training=training, **more)
+
+    return start
+
+
+async def test_a_picture_is_stored_once_and_comes_back_in_the_order_of_the_prompt(tmp_path, opened) -> None:
+    ledger = await opened()
+    request = shown("a", ONE, TWO, ONE)
+    await give_sample(ledger, request, make_turn("a"))
+    await serve_turn(ledger, shown("b", TWO), make_turn("b"))
+    assert files(tmp_path) == {ONE.digest, TWO.digest}
+    folder = pictures.folder_of(tmp_path / "l.db")
+    assert (folder / ONE.digest).read_bytes() == ONE.data
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / ONE.digest).stat().st_mode) == 0o600
+    record = await ledger.turn("a")
+    assert record.request == request
+    assert record.request.pictures[0].data is None
+    lease = await ledger.lease(trainer="t", now=True)
+    assert lease.samples[0].pictures == (ONE.digest, TWO.digest, ONE.digest)
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.aclose()
+    assert ONE.data[:64] not in (tmp_path / "l.db").read_bytes()
+
+
+async def test_forgetting_deletes_a_picture_that_no_other_turn_shows(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, TWO, session="gone"), make_turn("a"))
+    await serve_turn(ledger, shown("b", TWO, session="stays"), make_turn("b"))
+    forgotten = await ledger.forget("gone")
+    assert forgotten.is_scrubbed
+    assert files(tmp_path) == {TWO.digest}
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.forget("stays")
+    assert files(tmp_path) == set()
+    await serve_turn(ledger, shown("c", ONE, session="again"), make_turn("c"))
+    assert files(tmp_path) == {ONE.digest}
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.aclose()
+
+
+async def test_retention_counts_and_deletes_pictures(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE), make_turn("a", drop=DropReason.UNSUPPORTED_CONTENT))
+    before = (await ledger.retain(older_than=None, most_bytes=None)).used_bytes
+    assert (await ledger.retain(older_than=10.0, most_bytes=None)).turns == 1
+    assert files(tmp_path) == set()
+    assert before - (await ledger.retain(older_than=None, most_bytes=None)).used_bytes >= len(ONE.data)
+    await ledger.aclose()
+
+
+async def test_a_file_that_a_crash_left_goes_at_the_next_start(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    await ledger.aclose()
+    folder = pictures.folder_of(tmp_path / "l.db")
+    (folder / TWO.digest).write_bytes(TWO.data)
+    (folder / f".{TWO.digest}").write_bytes(TWO.data[:10])
+    ledger = await opened()
+    assert files(tmp_path) == {ONE.digest}
+    await ledger.aclose()
+
+
+async def test_the_audit_finds_a_picture_without_its_file(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, TWO), make_turn("a"))
+    folder = pictures.folder_of(tmp_path / "l.db")
+    (folder / ONE.digest).unlink()
+    (folder / TWO.digest).write_bytes(b"cut")
+    assert sorted(await ledger.audit()) == sorted(
+        [
+            f"the file of picture {ONE.digest} is missing",
+            f"the file of picture {TWO.digest} has 3 bytes, not {len(TWO.data)}",
+        ]
+    )
+    await ledger.aclose()
+    with sqlite3.connect(tmp_path / "l.db") as db:
+        db.execute("DELETE FROM request_picture WHERE n = 0")
+    ledger = await opened()
+    found = await ledger.audit()
+    assert f"picture {ONE.digest.upper()} is shown by no request" in found
+    assert "the pictures of request a have gaps" in found
+    await ledger.aclose()
+
+
+async def test_a_request_whose_picture_cannot_be_written_is_refused(opened) -> None:
+    ledger = await opened()
+    with pytest.raises(LedgerError, match="not in the ledger"):
+        await ledger.begin(shown("a", Picture("0" * 64, 1, 1)))
+    assert await ledger.audit() == []
+    await ledger.aclose()
+
+
+async def test_a_demonstration_shows_the_pictures_of_its_turn(opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    said = Feedback("f", "a", 3.0, demonstration="better")
+    await ledger.record_feedback(said, user="ann", demonstration=(5, 6))
+    (sample,) = (await ledger.lease(trainer="t", now=True)).samples
+    assert sample.is_demonstration
+    assert sample.pictures == (ONE.digest,)
+    await ledger.aclose()
+
+
+async def test_no_text_reader_gets_a_prompt_with_pictures(opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, session="x"), make_turn("a"))
+    assert await ledger.practice_request("a") is None
+    assert await ledger.recent_prompts(9) == []
+    assert await ledger.recent_replies(sampled_by=0, limit=9) == []
+    await serve_turn(ledger, make_request("b", session="y"), make_turn("b"))
+    assert (await ledger.practice_request("b")).request_id == "b"
+    assert len(await ledger.recent_prompts(9)) == len(await ledger.recent_replies(sampled_by=0, limit=9)) == 1
+    await ledger.aclose()
+
+
+async def test_a_reference_is_no_secret_and_a_secret_beside_it_is_masked(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    assert (await ledger.turn("a")).request.prompt_ids == (1, 2)
+    secret = "sk-proj-Zk3v9Qp2Lx8Wn5Rt7Yb1Mc4Hd6Jf0Gs"
+    await serve_turn(ledger, shown("b", ONE, text=f"key {secret}"), make_turn("b"))
+    record = await ledger.turn("b")
+    assert secret not in record.request.messages[0].text()
+    assert (record.request.prompt_ids, record.reason) == ((), DropReason.REDACTED)
+    await ledger.aclose()
+
+
+async def test_redacted_pictures_are_never_written(tmp_path, opened) -> None:
+    ledger = await opened(redaction=RedactionSettings(pictures=True))
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    record = await ledger.turn("a")
+    assert record.request.messages[0].text() == "look\n[redacted:picture]"
+    assert (record.request.pictures, record.reason) == ((), DropReason.REDACTED)
+    await ledger.pair("a", NextState(shown("b", TWO).messages), by_request_id="b")
+    assert "[redacted:picture]" in (await ledger.turn("a")).next_state.messages[0].text()
+    assert files(tmp_path) == set()
+    await ledger.aclose()
+
+
+async def test_a_backup_and_an_export_take_the_pictures_along(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    await serve_turn(ledger, shown("b", TWO, user="bob"), make_turn("b"))
+    copy = tmp_path / "copy.db"
+    assert backup(tmp_path / "l.db", copy) >= copy.stat().st_size + len(ONE.data) + len(TWO.data)
+    assert {file.name for file in pictures.folder_of(copy).iterdir()} == {ONE.digest, TWO.digest}
+    out = tmp_path / "bob.jsonl"
+    assert export(tmp_path / "l.db", out, what="turns", format="jsonl", user="bob") == 1
+    assert json.loads(out.read_text())["pictures"] == [TWO.digest]
+    assert {file.name for file in pictures.folder_of(out).iterdir()} == {TWO.digest}
+    parquet = tmp_path / "all.parquet"
+    assert export(tmp_path / "l.db", parquet, what="turns", format="parquet") == 2
+    await ledger.aclose()
+    again = await Ledger.open(copy, identity=IDENTITY, training=TrainingSettings())
+    assert await again.audit(is_deep=True) == []
+    assert (await again.turn("a")).request.pictures == (ONE,)
+    await again.aclose()
+    second = tmp_path / "second.db"
+    pictures.folder_of(second).mkdir()
+    with pytest.raises(LedgerError, match="is there already"):
+        backup(tmp_path / "l.db", second)
+    assert not second.exists()

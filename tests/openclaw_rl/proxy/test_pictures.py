@@ -1,0 +1,289 @@
+"""Chats with pictures: exact prompts, what the engine gets, and each refusal."""
+
+import base64
+import hashlib
+import io
+
+import pytest
+from pictures import PictureEngine, data_url, opened, picture_file, picture_part
+from PIL import Image
+
+from gpu.vision_model import vision_folder
+from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.messages import Message
+from openclaw_rl.proxy.frontend import FrontEnd
+from openclaw_rl.proxy.pictures import PictureReader
+from openclaw_rl.settings import ModelSettings, PictureSettings
+from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.types import DropReason
+from openclaw_rl.types.pictures import Picture, pictures_in
+
+ONE, TWO = picture_file(32, 24), picture_file(40, 48, shade=90, form="JPEG")
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> FrontEnd:
+    return FrontEnd(ModelSettings(), vision_folder(tmp_path_factory.mktemp("seeing")))
+
+
+@pytest.fixture
+def seeing_proxy(seeing, proxy_over):
+    """`async with seeing_proxy(pictures=…) as (proxy, engine)`."""
+
+    def start(*, refusal=None, trains_pictures=False, **settings):
+        engine = PictureEngine(seeing.vision, policy=ToyPolicy(low_id=100, high_id=200))
+        reader = PictureReader(PictureSettings(**settings), refusal)
+        return proxy_over(seeing, engine=engine, pictures=reader, trains_pictures=trains_pictures), engine
+
+    return start
+
+
+def asked(*parts, role="user"):
+    return {"messages": [{"role": role, "content": list(parts)}], "max_tokens": 4}
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+async def test_the_prompt_is_the_processors_and_the_engine_gets_one_placeholder_for_a_picture(
+    seeing, seeing_proxy
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    start, engine = seeing_proxy()
+    body = asked(text("Compare "), picture_part(ONE), text(" with "), picture_part(TWO, "image/jpeg"), text("."))
+    async with start as proxy:
+        assert (await proxy.post(body)).status_code == 200
+        (request,) = proxy.book.requests
+        (turn,) = proxy.book.turns
+    folder = vision_folder_of(seeing)
+    processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    images = [Image.open(io.BytesIO(data)).convert("RGB") for data in (ONE, TWO)]
+    grid = processor(images=images, return_tensors="pt")["image_grid_thw"]
+    counts = [int(row.prod()) // 4 for row in grid]
+    pads = [f"<|vision_start|>{'<|image_pad|>' * count}<|vision_end|>" for count in counts]
+    whole = f"<|im_start|>user\nCompare {pads[0]} with {pads[1]}.<|im_end|>\n<|im_start|>assistant\n"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    assert list(request.prompt_ids) == tokenizer.encode(whole, add_special_tokens=False)
+    (sent,) = engine.sent
+    assert sent.input_ids.count(seeing.vision.placeholder) == 2
+    assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/png"]
+    first, second = (base64.b64decode(url.partition(",")[2]) for url in sent.image_data)
+    assert first == ONE
+    # A JPEG goes as a PNG: on a GPU SGLang would decode it with the card, and could not count its tokens.
+    assert Image.open(io.BytesIO(second)).tobytes() == Image.open(io.BytesIO(TWO)).tobytes()
+    assert request.pictures[1].data == TWO
+    assert turn.drop is DropReason.UNSUPPORTED_CONTENT
+
+
+def vision_folder_of(frontend):
+    return frontend._tokenizer.name_or_path
+
+
+async def test_the_recorded_messages_hold_a_reference_and_never_the_bytes(seeing_proxy) -> None:
+    start, _ = seeing_proxy(trains_pictures=True)
+    async with start as proxy:
+        reply = await proxy.post(asked(text("What is this?"), picture_part(ONE)))
+        assert reply.json()["usage"]["prompt_tokens"] == len(proxy.book.requests[0].prompt_ids)
+        (request,), (turn,) = proxy.book.requests, proxy.book.turns
+    digest = hashlib.sha256(ONE).hexdigest()
+    assert request.pictures == (Picture(digest, 32, 24),)
+    assert request.pictures[0].data == ONE
+    assert pictures_in(request.messages) == request.pictures
+    stored = request.messages[0].model_dump_json(exclude_unset=True)
+    assert base64.b64encode(ONE).decode()[:40] not in stored
+    assert base64.b64encode(ONE).decode()[:40] not in repr(request)
+    assert turn.drop is None
+
+
+async def test_a_reply_goes_on_with_the_same_pictures(seeing, seeing_proxy) -> None:
+    from openclaw_rl.testing.fake_engine import Scripted
+
+    start, engine = seeing_proxy(trains_pictures=True)
+    engine.script(Scripted((101, 102), break_after=2), Scripted((103, 104), finish="length"))
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(ONE)))).status_code == 200
+        (turn,) = proxy.book.turns
+    first, second = engine.sent
+    assert second.input_ids == [*first.input_ids, 101, 102]
+    assert second.image_data == first.image_data
+    assert (turn.response_ids, turn.drop) == ((101, 102, 103, 104), None)
+
+
+async def test_a_prompt_that_the_engine_reads_otherwise_is_not_trained_on(seeing, seeing_proxy) -> None:
+    start, engine = seeing_proxy(trains_pictures=True)
+    engine.drift = 1
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(ONE)))).status_code == 200
+        assert proxy.book.turns[0].drop is DropReason.MISALIGNED
+
+
+async def test_a_reply_with_a_place_for_a_picture_is_not_trained_on(seeing, seeing_proxy) -> None:
+    from openclaw_rl.testing.fake_engine import Scripted
+
+    start, engine = seeing_proxy(trains_pictures=True)
+    engine.script(Scripted((101, seeing.vision.placeholder, 102), finish="length"))
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(ONE)))).status_code == 200
+        assert proxy.book.turns[0].drop is DropReason.MISALIGNED
+
+
+async def test_a_stream_shows_the_same_tokens(seeing_proxy) -> None:
+    start, _ = seeing_proxy(trains_pictures=True)
+    async with start as proxy:
+        events = await proxy.events(asked(picture_part(ONE)))
+        assert events[-1] == {}
+        assert proxy.book.turns[0].drop is None
+
+
+async def test_results_of_parallel_calls_keep_their_own_pictures(seeing, seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for name in ("first", "second")
+    ]
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "second", "content": [picture_part(TWO, "image/jpeg")]},
+        {"role": "tool", "tool_call_id": "first", "content": [picture_part(ONE)]},
+    ]
+    async with start as proxy:
+        reply = await proxy.post({"messages": messages, "max_tokens": 4})
+        assert reply.status_code == 200, reply.text
+        assert [opened(url).size for url in engine.sent[0].image_data] == [(32, 24), (40, 48)]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_the_other_dialects_ask_the_same(seeing_proxy, path) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        await proxy.post(asked(text("see "), picture_part(ONE)))
+        if path == "/v1/responses":
+            parts = [{"type": "input_text", "text": "see "}, {"type": "input_image", "image_url": data_url(ONE)}]
+            body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 4}
+        else:
+            source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(ONE).decode()}
+            parts = [{"type": "text", "text": "see "}, {"type": "image", "source": source}]
+            body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": parts}]}
+        reply = await proxy.client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        first, second = engine.sent
+        assert (second.input_ids, second.image_data) == (first.input_ids, first.image_data)
+        if path == "/v1/messages":
+            count = await proxy.client.post("/v1/messages/count_tokens", json=body)
+            assert count.json()["input_tokens"] == len(proxy.book.requests[0].prompt_ids)
+
+
+async def test_a_picture_in_a_tools_result_of_anthropics_dialect(seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(ONE).decode()}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]},
+                {"type": "text", "text": "<system-reminder>short</system-reminder>"},
+            ],
+        },
+    ]
+    async with start as proxy:
+        reply = await proxy.client.post("/v1/messages", json={"model": "m", "max_tokens": 4, "messages": messages})
+        assert reply.status_code == 200, reply.text
+        assert len(engine.sent[0].image_data) == 1
+
+
+def animated():
+    frames = [Image.new("RGB", (8, 8), shade) for shade in ("red", "blue")]
+    out = io.BytesIO()
+    frames[0].save(out, "WEBP", save_all=True, append_images=frames[1:])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("https://example.org/a.png", "invalid_image_url", "fetches no URL"),
+        ("file:///etc/passwd", "invalid_image_url", "is a data: URL"),
+        ("sha256:" + "0" * 64, "invalid_image_url", "is a data: URL"),
+        ("data:image/gif;base64,R0lGODdh", "invalid_image_url", "PNG, JPEG or WebP"),
+        ("data:image/png;base64,***", "image_parse_error", "not base64"),
+        (data_url(b"no picture at all"), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(ONE[:60]), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(animated(), "image/webp"), "image_parse_error", "more than one frame"),
+        (data_url(picture_file(200, 200)), "image_too_large", "pictures.max_pixels"),
+        (data_url(picture_file(60, 60, form="PNG", compress_level=0)), "image_too_large", "pictures.max_mb"),
+    ],
+)
+async def test_a_picture_that_cannot_be_taken_is_a_400(seeing_proxy, url, code, says) -> None:
+    start, engine = seeing_proxy(max_pixels=10_000, max_mb=0.01)
+    async with start as proxy:
+        reply = await proxy.post(asked(text("x"), {"type": "image_url", "image_url": {"url": url}}))
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, code, "messages[0].content[1]")
+        assert says in error["message"]
+        assert engine.sent == proxy.book.log == []
+
+
+async def test_more_pictures_than_a_request_may_have(seeing_proxy) -> None:
+    start, _ = seeing_proxy(max_per_request=1)
+    async with start as proxy:
+        error = (await proxy.post(asked(picture_part(ONE), picture_part(ONE)))).json()["error"]
+        assert (error["code"], error["param"]) == ("too_many_images", "messages[0].content[1]")
+
+
+@pytest.mark.parametrize("typed", ["<|image_pad|>", "<|video_pad|>"])
+async def test_words_that_an_engine_would_take_for_a_picture_are_refused_beside_one(seeing_proxy, typed) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        reply = await proxy.post(asked(text(f"what is {typed}?"), picture_part(ONE)))
+        assert reply.status_code == 400
+        assert "own mark of a picture" in reply.json()["error"]["message"]
+        assert (await proxy.post(asked(text(f"what is {typed}?")))).status_code == 200
+        assert engine.sent[0].image_data is None
+
+
+async def test_a_server_that_takes_no_pictures_says_why(qwen, seeing_proxy, proxy_over) -> None:
+    start, engine = seeing_proxy(refusal="pictures are switched off (pictures.enabled)")
+    async with start as proxy:
+        error = (await proxy.post(asked(picture_part(ONE)))).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_content", "messages[0].content[0]")
+        assert "pictures.enabled" in error["message"]
+        assert engine.sent == []
+    assert qwen.vision is None
+    assert "reads text only" in qwen.why_blind
+
+
+async def test_a_reference_is_refused_where_no_engine_gets_the_picture(seeing, seeing_proxy) -> None:
+    from openclaw_rl.errors import RequestError
+
+    said = Message(role="user", content=[Picture("0" * 64, 32, 24).part()])
+    with pytest.raises(RequestError, match="reads text only here"):
+        seeing.render([said])
+    assert seeing.render([said], shows_pictures=True).pictures == (Picture("0" * 64, 32, 24),)
+
+
+def test_a_prompt_of_an_engine_has_one_place_for_each_picture() -> None:
+    pictures = (Picture("a" * 64, 1, 1, b"\x89PNG..."), Picture("b" * 64, 1, 1, b"RIFF..."))
+    sent = PicturePrompt.of((9, 9, 1, 9, 2), pictures, 9)
+    assert sent.ids == [9, 1, 9, 2]
+    assert "base64" not in repr(sent)
+    with pytest.raises(ValueError, match="2 pictures, and 1 places"):
+        PicturePrompt.of((9, 9), pictures, 9)
+    with pytest.raises(ValueError, match="are not here"):
+        PicturePrompt.of((9,), (Picture("a" * 64, 1, 1),), 9)
+    assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/webp"]
+
+
+async def test_a_picture_that_comes_again_is_not_decoded_again(seeing_proxy, monkeypatch) -> None:
+    reader = PictureReader(PictureSettings(), None)
+    said = Message.model_validate(asked(picture_part(ONE), picture_part(ONE))["messages"][0])
+    _, first = await reader.referenced([said])
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
+    _, again = await reader.referenced([said])
+    assert first == again
+    assert hashlib.sha256(ONE).hexdigest() not in str(reader._known)
