@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from gpu import engine_alone, full_load, latency, load, models, overhead, practice_check, users_load
+from gpu import engine_alone, full_load, latency, load, models, overhead, pool_load, practice_check, users_load
 from gpu.engine_process import EngineProcess, start_engine
 from gpu.host import SglangHost
 from gpu.stages import Figures, Stage, output_of, parser, run_stage, summarise, table
@@ -116,6 +116,10 @@ def users(host: SglangHost) -> Figures:
     return users_load.run(host, _data_dir(host, "users"))
 
 
+def pool(host: SglangHost) -> Figures:
+    return pool_load.run(host, _data_dir(host, "pool"))
+
+
 def practice_opd(host: SglangHost) -> Figures:
     return practice_check.run(host, _data_dir(host, "practice_opd"), "opd", top_k=host.top_k or 0)
 
@@ -152,6 +156,7 @@ STAGES = table(
     Stage("stop", 60, stop, "end the engine"),
     Stage("child", 330, child, "as `attached`; our server starts the engine, which is killed in the middle"),
     Stage("users", 1100, users, "our server: --users with an adapter each, trained in turn under --minutes of chats"),
+    Stage("pool", 560, pool, "our server before two engines on two cards: swaps, kill -9, prefix hits, no chat held"),
     Stage("practice_opd", 240, practice_opd, "our server practises corrections: guided OPD, token level"),
     Stage("practice_combine", 240, practice_combine, "the same: guided Combined over the teacher's top-k"),
     Stage("jit", 40, jit, "pack the kernel caches into OUT/jit.tgz"),

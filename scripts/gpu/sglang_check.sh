@@ -19,6 +19,8 @@
 # process of its own session (setsid), over two calls or more
 #   sglang_check.sh --users 32 --minutes 4 --places 8 random=60 users=700
 #   sglang_check.sh --users 32 --minutes 10 --places 8 random=60 users=1100
+# A pool of two engines, on two cards: about 6 minutes
+#   sglang_check.sh --streams 32 --full-swaps 4 random=60 pool=500
 # Practice with the guided teacher, about 5 minutes: on random weights, or on the bundled model, which learns its wish
 #   sglang_check.sh random=60 practice_opd=150 practice_combine=150
 #   sglang_check.sh --gguf FILE --dtype float16 gguf=60 practice_opd=150 practice_combine=150
