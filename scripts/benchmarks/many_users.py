@@ -37,7 +37,7 @@ from openclaw_rl.ledger.snapshot import Snapshot
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.testing.running_server import RunningServer, engine_flags, running_stub
 from openclaw_rl.testing.toy_policy import adapter_seed
-from openclaw_rl.trainer_protocol import Commit, Manifest, Report
+from openclaw_rl.trainer_protocol import Commit, LeaseBody, Manifest, Report
 from openclaw_rl.trainers.checkpoint import sha256
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind
@@ -51,6 +51,8 @@ SCALE = 1.5
 TOLERANCE = {"stub": 1e-5, "embedded": 0.01}
 """Largest mean difference of a reply's log-probs from its own adapter's forward, in nats a token."""
 
+Write = Callable[[Path, int], None]
+"""Makes the adapter of a number in a folder."""
 Gap = Callable[[TurnRecord, Path], float]
 """Mean |recorded − forced| of a reply's log-probs under an adapter."""
 
@@ -100,27 +102,15 @@ async def rate_all(server: RunningServer, people: People) -> None:
             await rate(client, people, user)
 
 
-def commit_all(server: RunningServer, people: People, write: Callable[[Path, int], None]) -> None:
+def commit_all(server: RunningServer, people: People, write: Write) -> None:
     """Be the trainer until each policy has a version that serves; `write` makes the adapter of a number."""
     trainer = TrainerClient(server.url, (server.data_dir / "keys" / "trainer.token").read_text().strip())
     while len(people.versions) < len(people.keys):
         if (lease := trainer.lease("many_users", wait_s=10)) is None:
             continue
-        user = lease.policy.removeprefix("user:")
-        folder = f"versions/{lease.lease_id}"
-        write(server.data_dir / folder, len(people.versions))
-        people.folders[user] = server.data_dir / folder
-        digest = sha256(server.data_dir / folder / WEIGHTS)
-        base = trainer.tip().base_hash
-        manifest = Manifest(folder=folder, kind=WeightKind.LORA, base_hash=base, sha256=digest)
-        step = Commit(
-            lease_id=lease.lease_id,
-            fence=lease.fence,
-            parent=lease.parent,
-            manifest=manifest,
-            report=Report(metrics={"loss": 0.0}),
-        )
-        people.versions[user] = trainer.commit(step)
+        user, number = lease.policy.removeprefix("user:"), len(people.versions)
+        people.folders[user] = server.data_dir / "versions" / lease.lease_id
+        people.versions[user] = commit(trainer, lease, people.folders[user], write, number)
         if len(people.versions) % 10 == 0:
             print(f"{len(people.versions)} adapters are committed", flush=True)
     trainer.close()
@@ -129,6 +119,21 @@ def commit_all(server: RunningServer, people: People, write: Callable[[Path, int
         if all(rows[f"user:{user}"] == number for user, number in people.versions.items()):
             return
         time.sleep(0.2)
+
+
+def commit(trainer: TrainerClient, lease: LeaseBody, folder: Path, write: Write, number: int) -> int:
+    """Let `write` make the adapter of this number, and commit it as the lease's step; return its version."""
+    write(folder, number)
+    base, digest = trainer.tip().base_hash, sha256(folder / WEIGHTS)
+    manifest = Manifest(folder=f"versions/{folder.name}", kind=WeightKind.LORA, base_hash=base, sha256=digest)
+    step = Commit(
+        lease_id=lease.lease_id,
+        fence=lease.fence,
+        parent=lease.parent,
+        manifest=manifest,
+        report=Report(metrics={"loss": 0.0}),
+    )
+    return trainer.commit(step)
 
 
 def stub_adapter(folder: Path, number: int) -> None:
@@ -199,7 +204,7 @@ def stub_gap(record: TurnRecord, folder: Path) -> float:
     return sum(abs(a - b) for a, b in zip(forced, record.turn.rollout_log_probs, strict=True)) / len(forced)
 
 
-def embedded_parts(folder: Path) -> tuple[Callable[[Path, int], None], Gap]:
+def embedded_parts(folder: Path) -> tuple[Write, Gap]:
     """Return the maker of a synthetic adapter of the bundled model, and the plain forward."""
     import torch
     from peft import PeftModel
@@ -302,7 +307,7 @@ def measure(folder: Path, options: argparse.Namespace, stack: ExitStack) -> dict
         "publisher.max_base_kl": "1000",
     }
     stub: str | None = None
-    write: Callable[[Path, int], None] = stub_adapter
+    write: Write = stub_adapter
     gap: Gap = stub_gap
     if options.embedded:
         write, gap = embedded_parts(folder)

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,14 @@ from pathlib import Path
 
 import httpx
 
+from gpu.host import SglangHost
+from gpu.models import TARGETS
 from openclaw_rl.engines.sglang import launch
+from openclaw_rl.processes.command import free_port
 from openclaw_rl.settings import EngineSettings
 
 HEALTH_POLL_S = 0.3
+MOST_RANK, MEMORY_FRACTION = 16, 0.3
 
 
 def sglang_command(
@@ -38,6 +43,39 @@ def sglang_command(
         adapters=adapters,
     )  # fmt: skip
     return [python, "-I", "-m", launch.MODULE, *arguments]
+
+
+def start_engine(
+    host: SglangHost,
+    work: Path,
+    *,
+    slots: int,
+    log: str = "engine.log",
+    port: int | None = None,
+    card: int | None = None,
+) -> tuple["EngineProcess", list[str]]:
+    """Start the engine of the check on the host's model; return it, and its command line.
+
+    work: folder by which later calls find it. slots: adapters served together. card: the only GPU that it sees.
+    """
+    port = port or free_port()
+    work.mkdir(exist_ok=True)
+    environ = dict(os.environ) if card is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(card)}
+    if host.engine_python is not None:
+        settings = EngineSettings(kind="sglang", args=tuple(host.engine_args), memory_fraction=MEMORY_FRACTION)
+        command = sglang_command(
+            host.engine_python,
+            settings,
+            folder=host.model,
+            name="check",
+            port=port,
+            context_length=None,
+            adapters=launch.Adapters(MOST_RANK, tuple(TARGETS), slots),
+        )
+        environ |= launch.ENVIRON
+    else:
+        command = embedded_command(sys.executable, work, folder=host.model, port=port)
+    return EngineProcess.start(work, command, environ, log=host.out / log, port=port), command
 
 
 def embedded_command(python: str, work: Path, *, folder: Path, port: int) -> list[str]:

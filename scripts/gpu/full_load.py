@@ -62,10 +62,10 @@ def run(host: SglangHost, data_dir: Path) -> dict[str, Any]:
             turns = server.turns(limit=SCORED_TURNS)
             versions = {row["weight_version"]: row for row in server.status()["versions"]}
             figures["counts"] = server.status()["counts"]
-        figures["phases of each swap, s"] = _swaps(data_dir / "server.log")
+        figures["phases of each swap, s"] = swap_phases(data_dir / "server.log")
         host.so_far("full", figures)
-        recorded = _recorded(host, data_dir, turns, versions)
-        figures |= recorded | {"findings": figures["findings"] + [f"audit: {one}" for one in recorded["audit"]]}
+        looked = recorded(host, data_dir, turns, versions)
+        figures |= looked | {"findings": figures["findings"] + [f"audit: {one}" for one in looked["audit"]]}
     finally:
         keep_logs(data_dir, host.out, "full")
     return figures
@@ -121,7 +121,7 @@ class NoisyLearner:
         return "model.safetensors"
 
 
-def _train(server: RunningServer, host: SglangHost, data_dir: Path, stop: threading.Event) -> None:
+def train(server: RunningServer, host: SglangHost, data_dir: Path, stop: threading.Event) -> None:
     """Train until MADE versions are committed."""
     token = (DataDir.of(data_dir).keys / "trainer.token").read_text().strip()
     client = TrainerClient(server.url, token)
@@ -153,7 +153,7 @@ async def _load(host: SglangHost, server: RunningServer, data_dir: Path) -> dict
     signals, halt = Signals(), threading.Event()
     began = time.perf_counter()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    training = asyncio.create_task(asyncio.to_thread(_train, server, host, data_dir, halt))
+    training = asyncio.create_task(asyncio.to_thread(train, server, host, data_dir, halt))
     try:
         async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
             talking = [asyncio.create_task(_talk(client, n, signals, replies)) for n in range(host.streams)]
@@ -265,7 +265,7 @@ async def _cached(client: httpx.AsyncClient) -> int:
 # -- what was recorded -------------------------------------------------------------------------------------------------
 
 
-def _recorded(
+def recorded(
     host: SglangHost, data_dir: Path, turns: Sequence[Any], versions: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
     whole: list[models.Recorded] = []
@@ -286,6 +286,6 @@ def _recorded(
     }
 
 
-def _swaps(log: Path) -> list[dict[str, float]]:
+def swap_phases(log: Path) -> list[dict[str, float]]:
     kept = ("weight_version", "finish_s", "cut_s", "push_s", "held_s")
     return [{key: round(event[key], 3) for key in kept if key in event} for event in events(log, "weights_swapped")]

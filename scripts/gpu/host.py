@@ -37,6 +37,10 @@ class SglangHost:
     """Dtype of the engine; None: the one that our server would choose."""
     top_k: int | None = None
     """Teacher's top-k of the practice stages; None: of each stage's own."""
+    users: int = 32
+    minutes: float = 10.0
+    places: int = 8
+    """Of the stage `users`: users, minutes of all their chats, adapters that the engine holds for requests."""
 
     @property
     def device(self) -> str:
@@ -60,7 +64,8 @@ class SglangHost:
         (self.work / f"{name}.json").write_text(json.dumps(value))
 
     def so_far(self, stage: str, figures: Mapping[str, Any]) -> None:
-        """Print the figures of a stage that may still run out of time."""
+        """Print and write the figures of a stage that may still run out of time."""
+        (self.out / f"{stage}.partial.json").write_text(json.dumps(figures, indent=1, default=str) + "\n")
         print(f"-- {stage} so far: {json.dumps(figures, default=str)[:3000]}", flush=True)
 
     @property

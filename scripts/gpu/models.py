@@ -18,6 +18,8 @@ QWEN3 = {
     "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "layers": 36, "heads": 32},
 }
 """Shapes of Qwen3, and a tiny one: 8 KV heads of 128, tied embeddings, 151,936 tokens."""
+RANK = 8
+"""Rank and alpha of the synthetic adapters."""
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -103,27 +105,36 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 def synthetic_adapter(base: Path, folder: Path, seed: int, device: str, nats: float) -> Path:
     """Write a rank-8 adapter of Gaussian noise, at least `nats` a token away from the base."""
-    if (folder / "adapter_model.safetensors").exists():
-        return folder
+    if not (folder / "adapter_model.safetensors").exists():
+        (effect,) = synthetic_adapters(base, [folder], seed, device, nats)
+        print(f"{folder.name}: {effect:.2f} nats a token from its base", flush=True)
+    return folder
+
+
+@torch.no_grad()
+def synthetic_adapters(base: Path, folders: Sequence[Path], seed: int, device: str, nats: float) -> list[float]:
+    """Write such an adapter to each folder; return the distance of each from the base, in nats a token."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).to(device)
     vocabulary = model.config.vocab_size
     text = [Forced([*range(10, 30)], torch.randint(10, min(vocabulary, 9000), (64,)).tolist(), [], 1.0)]
     plain = forced_log_probs(model, text[0], device)
-    peft = get_peft_model(model, LoraConfig(r=8, lora_alpha=8, target_modules=TARGETS))
+    peft = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
     noise = [parameter for name, parameter in peft.named_parameters() if "lora_B" in name]
-    with torch.no_grad():
+    scale, effects = 0.01, []
+    for folder in folders:
         for parameter in noise:
-            parameter.normal_(0, 0.01)
+            parameter.normal_(0, scale)
         for _ in range(40):
             effect = float((forced_log_probs(peft, text[0], device) - plain).abs().mean())
             if effect > nats:
                 break
+            scale *= 1.25
             for parameter in noise:
                 parameter.mul_(1.25)
-    peft.save_pretrained(folder)
-    print(f"{folder.name}: {effect:.2f} nats a token from its base", flush=True)
-    return folder
+        peft.save_pretrained(folder)
+        effects.append(effect)
+    return effects
 
 
 @contextmanager

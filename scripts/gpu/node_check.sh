@@ -23,6 +23,10 @@
 # The same script while one process after the other is killed, about 10 minutes, on one GPU:
 #   node_check.sh --gpus 1 --streams 16 kills=570
 #   node_check.sh --gpus 1 --streams 16 kills=320 --kills engine
+# The same on two GPUs, weights by NCCL, both engines on the second card: about 20 minutes, in one process of its own
+# session (setsid) over several calls, or in three calls of their own
+#   node_check.sh --gpus 2 --streams 16 kills=1300
+#   node_check.sh --gpus 2 --streams 16 kills=560 --kills driver head
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1. The copy of slime in WORK loses that line, so that a host with NumPy 2 can run it.

@@ -1,6 +1,9 @@
 """Stage `kills` of the node check: the launch script under chats, while one process after the other is killed.
 
-    openclaw-combine/run_qwen3_4b_openclaw_combine.sh     (one card, all parts on it)
+    openclaw-combine/run_qwen3_4b_openclaw_combine.sh
+
+All parts share one card, and weights go by disk. Of two cards the trainer has the first, both engines share the second,
+and weights go by NCCL. Four cards have one for the judge alone.
 
 SIGKILL goes to the driver, Ray's head, our server, the policy's SGLang and the judge's SGLang, in turn. After each the
 run must go on alone: a further version is trained and serves. The ledger tells what became of the feedback that no
@@ -10,6 +13,7 @@ long thoughts.
 A kill for which too little time is left is skipped and named. The figures so far are printed after each step.
 """
 
+import itertools
 import json
 import re
 import sqlite3
@@ -91,17 +95,15 @@ class Run:
     def end(self) -> float:
         return self.host.ends_at - END_S
 
-    def keep(self, what: str) -> None:
-        """Print and write the figures so far: the stage may be cut."""
+    def keep(self, what: str, row: object = None) -> None:
+        """Print these figures, or the row, and write all figures so far: the stage may be cut."""
         (self.host.out / "kills.partial.json").write_text(json.dumps(self.figures, indent=1, default=str))
-        print(f"-- kills, {what}: {json.dumps(self.figures.get(what), default=str)[:3000]}", flush=True)
+        print(f"-- kills, {what}: {json.dumps(row or self.figures.get(what), default=str)[:3000]}", flush=True)
 
 
 def run(host: NodeHost) -> Figures:
-    if host.gpus != 1:
-        raise ValueError("the kills are made on one card: --gpus 1")
     checkpoint = models.qwen3(host.work / "tokenizer", host.checkpoint, device=host.device)
-    figures: Figures = {"start-up s": {}, "kills": {}}
+    figures: Figures = {"gpus": host.gpus, "start-up s": {}, "kills": {}}
     cards = Cards()
     cards.watch()
     with voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
@@ -123,6 +125,8 @@ def _go(going: Run) -> None:
     figures, script = going.figures, going.script
     come_up(script, figures["start-up s"], going.end, on_server=going.people.start)
     going.keep("start-up s")
+    figures["set"] = _set(script)
+    going.keep("set")
     for kill in (_KILL[name] for name in going.host.kills or NAMES):
         row = figures["kills"][kill.name] = {}
         if (left_s := going.end - time.monotonic()) < kill.takes_s + STEER_S:
@@ -132,7 +136,7 @@ def _go(going: Run) -> None:
             _kill(going, kill, row)
         except (*AWAY, TimeoutError) as error:
             row["failed"] = repr(error)[:300]
-        print(f"-- kills, {kill.name}: {json.dumps(row, default=str)}", flush=True)
+        going.keep(kill.name, row)
     for name, given in going.given.items():  # before an operator drops samples by a rollback
         figures["kills"][name]["feedback after all kills"] = node_feedback.kept(going.ledger, given)
     figures["never lost"] = going.people.lost(going.ledger)  # before an operator deletes a session
@@ -146,6 +150,13 @@ def _go(going: Run) -> None:
         figures["trains after steering s"] = _seconds_until(
             going, lambda: node_feedback.trained_since(going.ledger, since) is not None, going.end
         )
+
+
+def _set(script: Script) -> Figures:
+    """Return how the script's server and driver were started: the teacher, the gate's base, the way of the weights."""
+    server, driver = (_words(psutil.Process(started_pid(script, name))) for name in ("server", "driver"))
+    pairs = [word.partition("=")[::2] for word in server if word.startswith(("method.", "publisher.base_url="))]
+    return dict(pairs) | {"push": dict(itertools.pairwise(driver)).get("--push")}
 
 
 def _seconds_until(going: Run, is_so: Callable[[], bool], end: float) -> float:
@@ -341,6 +352,10 @@ def _look_back(going: Run) -> None:
 def findings(figures: Figures) -> list[str]:
     found = [f"{key}: {figures[key]}" for key in ("failed", "audit") if figures.get(key)]
     cuts_chats = {kill.name for kill in KILLS if kill.cuts_chats}
+    if figures.get("set", {}).get("method.teacher") != "base":
+        found.append(f"the teacher is not the base of the PRM: {figures.get('set')}")
+    if figures["gpus"] > 1 and figures.get("set", {}).get("push") != "nccl":
+        found.append(f"the weights do not go by NCCL: {figures.get('set')}")
     quiet = {"before the first kill": figures.get("chats before the first kill", {})}
     for name, row in figures["kills"].items():
         if "skipped" in row:

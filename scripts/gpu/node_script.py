@@ -2,10 +2,10 @@
 
     openclaw-combine/run_qwen3_4b_openclaw_combine.sh
 
-On four GPUs it trains a Qwen3 of the 4B's shape at tensor parallelism 2; on one card, which all parts share, the
-check's 0.6B. The script's variables name the folders and the GPUs. Its defaults decide the rest: batch, learning rate,
-parsers, context. Its flags are what this host and random weights need: no Transformer Engine, slow kernels, a gate that
-accepts noise.
+On four GPUs it trains a Qwen3 of the 4B's shape at tensor parallelism 2. On one card, which all parts share, and on
+two, where policy and judge share one, it trains the check's 0.6B. The script's variables name the folders and the GPUs.
+Its defaults decide the rest: batch, learning rate, parsers, context. Its flags are what this host and random weights
+need: no Transformer Engine, slow kernels, a gate that accepts noise.
 """
 
 import os
@@ -39,10 +39,12 @@ GIVE_UP = 2
 ONE_EACH = {"ROLLOUT_GPUS": "1", "PRM_GPUS": "1"}
 CARDS = {
     1: {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
+    2: {"NUM_GPUS": "2", "ACTOR_GPUS": "1", **ONE_EACH, "MEM_FRACTION_STATIC": "0.3"},
     4: {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH},
 }
-"""The script's variables by the number of GPUs; all parts share a single card."""
-END_S = {1: 60.0, 4: 200.0}
+"""The script's variables by the number of GPUs. All parts share a single card. Both engines share the second of two."""
+SHARING = {1: ["--share-gpus"], 2: ["--prm-beside-engine"], 4: []}
+END_S = {1: 60.0, 2: 60.0, 4: 200.0}
 """Time to stop all processes, by the number of GPUs: the running step and its checkpoint included."""
 SETTINGS = (
     "log_format=json",
@@ -192,7 +194,7 @@ def start(
     ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
     flags += ["--set", f"engine.args={engine}"]
-    flags += ["--share-gpus"] * (host.gpus == 1)
+    flags += SHARING[host.gpus]
     if host.is_tiny:
         flags += ["--set", "training.min_batch=4", "--batch-size", "8"]
     command = ["bash", str(SCRIPT), *flags]

@@ -7,7 +7,6 @@
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,14 +14,12 @@ from pathlib import Path
 
 import httpx
 
-from gpu import engine_alone, full_load, latency, load, models, overhead, practice_check
-from gpu.engine_process import EngineProcess, embedded_command, sglang_command
+from gpu import engine_alone, full_load, latency, load, models, overhead, pool_load, practice_check, users_load
+from gpu.engine_process import EngineProcess, start_engine
 from gpu.host import SglangHost
 from gpu.stages import Figures, Stage, output_of, parser, run_stage, summarise, table
-from openclaw_rl.engines.sglang import launch
 from openclaw_rl.models.resolve import base_hash, resolve
-from openclaw_rl.processes.command import free_port
-from openclaw_rl.settings import EngineSettings, ModelSettings
+from openclaw_rl.settings import ModelSettings
 
 TINY_RANDOM = {"hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 8}
 TOP_K = 20
@@ -72,22 +69,7 @@ def _with_adapters(host: SglangHost, folder: Path, nats: float) -> Figures:
 
 
 def engine(host: SglangHost) -> Figures:
-    port = free_port()
-    if host.engine_python is not None:
-        command = sglang_command(
-            host.engine_python,
-            EngineSettings(kind="sglang", args=tuple(host.engine_args), memory_fraction=0.3),
-            folder=host.model,
-            name="check",
-            port=port,
-            context_length=None,
-            adapters=launch.Adapters(16, tuple(models.TARGETS), 5),
-        )
-        environ = os.environ | launch.ENVIRON
-    else:
-        command = embedded_command(sys.executable, host.work, folder=host.model, port=port)
-        environ = dict(os.environ)
-    running = EngineProcess.start(host.work, command, environ, log=host.out / "engine.log", port=port)
+    running, command = start_engine(host, host.work, slots=5)
     info = httpx.get(f"{running.url}/model_info").json()
     return {"start_s": running.start_s, "command": command, "model_info": info, **_gpu()}
 
@@ -130,6 +112,14 @@ def child(host: SglangHost) -> Figures:
     return load.run(host, _data_dir(host, "child"), flags, kill=True)
 
 
+def users(host: SglangHost) -> Figures:
+    return users_load.run(host, _data_dir(host, "users"))
+
+
+def pool(host: SglangHost) -> Figures:
+    return pool_load.run(host, _data_dir(host, "pool"))
+
+
 def practice_opd(host: SglangHost) -> Figures:
     return practice_check.run(host, _data_dir(host, "practice_opd"), "opd", top_k=host.top_k or 0)
 
@@ -165,6 +155,8 @@ STAGES = table(
     Stage("quirks", 60, engine_alone.quirks, "unloads of an adapter after refused, aborted and dropped requests"),
     Stage("stop", 60, stop, "end the engine"),
     Stage("child", 330, child, "as `attached`; our server starts the engine, which is killed in the middle"),
+    Stage("users", 1100, users, "our server: --users with an adapter each, trained in turn under --minutes of chats"),
+    Stage("pool", 560, pool, "our server before two engines on two cards: swaps, kill -9, prefix hits, no chat held"),
     Stage("practice_opd", 240, practice_opd, "our server practises corrections: guided OPD, token level"),
     Stage("practice_combine", 240, practice_combine, "the same: guided Combined over the teacher's top-k"),
     Stage("jit", 40, jit, "pack the kernel caches into OUT/jit.tgz"),
@@ -179,6 +171,9 @@ def arguments() -> argparse.ArgumentParser:
     own.add_argument("--load-s", type=float, default=45.0, help="seconds of streamed chats")
     own.add_argument("--swaps", type=int, default=10, help="least number of adapter swaps")
     own.add_argument("--top-k", type=int, metavar="K", help="of both practice stages; default: 0 and 20")
+    own.add_argument("--users", type=int, default=32, help="of the stage `users`")
+    own.add_argument("--minutes", type=float, default=10.0, help="of the chats of all users")
+    own.add_argument("--places", type=int, default=8, help="adapters that the engine holds for users' requests")
     own.add_argument("--full-swaps", type=int, default=6, help="full-weight swaps after the first two")
     return own
 
@@ -188,7 +183,7 @@ def main() -> int:
     host = SglangHost(
         options.work, options.out, options.engine, options.gguf, options.tiny,
         options.streams, options.load_s, options.swaps, options.full_swaps, options.dtype,
-        options.top_k,
+        options.top_k, options.users, options.minutes, options.places,
     )  # fmt: skip
     return summarise({call.name: _run(host, call.name, call.limit_s) for call in options.stages})
 

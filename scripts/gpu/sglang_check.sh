@@ -15,6 +15,12 @@
 #   sglang_check.sh --streams 64 --full-swaps 7 random=60 engine=100 overhead=90 full=110 stop=20
 #   sglang_check.sh --streams 64 --load-s 35 --swaps 10 qwen3_06b=60 engine=120 latency=80 attached=140 jit=20 stop=20
 #   sglang_check.sh --streams 32 random=60 child=330
+# Users with an adapter each, which the local trainer trains in turn: 5 to 7 minutes beside those of --minutes, so in a
+# process of its own session (setsid), over two calls or more
+#   sglang_check.sh --users 32 --minutes 4 --places 8 random=60 users=700
+#   sglang_check.sh --users 32 --minutes 10 --places 8 random=60 users=1100
+# A pool of two engines, on two cards: about 6 minutes
+#   sglang_check.sh --streams 32 --full-swaps 4 random=60 pool=500
 # Practice with the guided teacher, about 5 minutes: on random weights, or on the bundled model, which learns its wish
 #   sglang_check.sh random=60 practice_opd=150 practice_combine=150
 #   sglang_check.sh --gguf FILE --dtype float16 gguf=60 practice_opd=150 practice_combine=150

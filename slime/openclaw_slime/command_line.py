@@ -65,6 +65,7 @@ def launch_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
     add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
     add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
+    add("--prm-beside-engine", action="store_true", help="both engines begin at one GPU, for a check on two cards")
     add(
         "--optimizer",
         choices=("auto", "gpu", "cpu"),

@@ -260,6 +260,7 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         prm_tp=given.prm_tp,
         actor_nodes=given.actor_nodes,
         is_shared=given.share_gpus,
+        is_prm_beside=given.prm_beside_engine,
     )
     server = ServerOptions(
         host=given.host,

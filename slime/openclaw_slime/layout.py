@@ -39,6 +39,8 @@ class Layout:
     """Other nodes that train, each with `actor_gpus`; 0: this node trains."""
     is_shared: bool = False
     """Every part begins at GPU 0: for a check on one card, where NCCL cannot send weights."""
+    is_prm_beside: bool = False
+    """The PRM begins at the policy engine's first GPU: for a check on two cards, where NCCL sends the weights."""
 
     def __post_init__(self) -> None:
         needed = ["num_gpus", "actor_gpus", "rollout_gpus", *VARIABLES, "engine_tp"]
@@ -52,6 +54,8 @@ class Layout:
             raise SettingsError(f"PRM_GPUS is {self.prm_gpus}; with 0, PRM_URL names a judge elsewhere")
         parts = {"ACTOR_GPUS": self._actor_gpus_here, "ROLLOUT_GPUS": self.rollout_gpus, "PRM_GPUS": self.prm_gpus}
         used = max(parts.values()) if self.is_shared else sum(parts.values())
+        if self.is_prm_beside and not self.is_shared:
+            used -= min(self.rollout_gpus, self.prm_gpus)
         if used > self.num_gpus:
             named = " + ".join(f"{name} {count}" for name, count in parts.items() if count)
             raise SettingsError(f"{named} = {used}, but NUM_GPUS is {self.num_gpus}")
@@ -101,7 +105,7 @@ class Layout:
         if self.is_shared:
             return 0
         here = self._actor_gpus_here
-        return {"actor": 0, "rollout": here, "prm": here + self.rollout_gpus}[part]
+        return {"actor": 0, "rollout": here, "prm": here + (0 if self.is_prm_beside else self.rollout_gpus)}[part]
 
     def table(self) -> str:
         """Return a table for people: one line a part."""

@@ -59,6 +59,16 @@ def test_on_one_card_every_part_begins_at_the_first_gpu():
     assert NodeOptions("CK", layout=layout, push="disk").push == "disk"
 
 
+def test_on_two_cards_the_prm_may_begin_at_the_policy_engines():
+    layout = Layout(2, 1, 1, 1, actor_tp=1, engine_tp=1, prm_tp=1, is_prm_beside=True)
+    assert [layout.gpus(part) for part in ("actor", "rollout", "prm")] == ["0", "1", "1"]
+    assert NodeOptions("CK", layout=layout).push == "nccl"
+    with pytest.raises(SettingsError, match="= 3, but NUM_GPUS is 2"):
+        Layout(2, 1, 1, 1, actor_tp=1, engine_tp=1, prm_tp=1)
+    with pytest.raises(SettingsError, match="but NUM_GPUS is 2"):
+        Layout(2, 1, 1, 2, actor_tp=1, engine_tp=1, prm_tp=1, is_prm_beside=True)
+
+
 def test_another_split_of_the_node_stands():
     layout = Layout(actor_gpus=2, rollout_gpus=4, prm_gpus=2, actor_tp=2, engine_tp=4)
     assert "GPU 2–5   rollout" in layout.table()

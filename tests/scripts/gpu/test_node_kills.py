@@ -192,6 +192,8 @@ def figures(**more: Any) -> dict[str, Any]:
     whole = {"finish": "stop", "tokens": 3030, "thought characters": 3000}
     row = {"trains again s": 40.0, "feedback since the checkpoint": kept, "feedback after all kills": kept}
     return {
+        "gpus": 2,
+        "set": {"method.teacher": "base", "push": "nccl"},
         "kills": {"driver": row | {"chats until the next": {"errors": {}}}},
         "long hints": [whole],
         "long hints in samples": {"trained": 1},
@@ -214,11 +216,17 @@ def test_a_run_as_demanded_has_no_findings() -> None:
         ({"kills": {"head": {"trains again s": "not within 75 s"}}}, "head: no version was trained since"),
         ({"steering": {"pin": {"is as said": False}}}, "pin: "),
         ({"steering": {}}, "steering: "),
+        ({"set": {"method.teacher": "policy", "push": "nccl"}}, "the teacher is not the base"),
+        ({"set": {"method.teacher": "base", "push": "disk"}}, "the weights do not go by NCCL"),
     ],
 )
 def test_what_a_run_lacks_is_a_finding(more: dict[str, Any], says: str) -> None:
     (finding,) = node_kills.findings(figures(**more))
     assert finding.startswith(says)
+
+
+def test_on_one_card_weights_go_by_disk() -> None:
+    assert node_kills.findings(figures(gpus=1, set={"method.teacher": "base", "push": "disk"})) == []
 
 
 def test_too_little_feedback_kept_is_a_finding() -> None:
