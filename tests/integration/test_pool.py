@@ -16,7 +16,9 @@ from engine_processes import EngineProcess
 from harness.host import Host
 from harness.model import Vocabulary
 from pooled import PATIENCE_S, Pool
+from typer.testing import CliRunner
 
+from openclaw_rl.cli.main import app
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.trainers.client import TrainerClient
@@ -108,6 +110,48 @@ async def test_an_engine_killed_under_chats_costs_none_and_comes_back_with_the_s
     assert '"part_fails"' not in pool.server.log
     assert pool.server.log.count('"engine_left_pool"') == 1
     assert pool.server.log.count('"engine_joined_pool"') == 1
+
+
+async def operator(pool: Pool, *words: str, fails: bool = False) -> str:
+    """Run `openclaw-rl WORDS` on the pool's server; return what it printed."""
+    argv = [*words, "--data-dir", str(pool.server.data_dir)]
+    done = await asyncio.to_thread(CliRunner().invoke, app, argv)
+    assert (done.exit_code != 0) == fails, done.output
+    return done.output
+
+
+async def test_the_operator_takes_an_engine_out_under_chats_and_brings_it_back(pool: Pool) -> None:
+    running = {f"s{n}" for n in range(4)}
+    chats = [asyncio.create_task(pool.chat(session, tokens=100)) for session in running]
+    await pool.until(lambda now: [engine["running"] for engine in now["engines"]] == [2, 2] and running <= pool.begun)
+    assert "engine 1 at" in (said := await operator(pool, "engines", "drain", "1"))
+    assert said.endswith("is drained; 2 calls run on it\n")
+    before = (await pool.status())["engines"][0]["calls"]
+    for n in range(3):
+        await pool.chat(f"new{n}", tokens=2)
+    await asyncio.gather(*chats)
+    for session in running:  # those that it had move with their next turn
+        await pool.chat(session, tokens=2)
+    now = await pool.status()
+    assert now["engines"][0] | {"is_drained": True, "running": 0, "calls": before} == now["engines"][0]
+    assert now["problems"] == []
+    assert "engine_cut" not in now["scoring"]["counts"], "each reply ended where it began"
+    figures = await pool.admin("/metrics")
+    assert f'openclaw_rl_engine_drained{{engine="{pool.engines[0].url}"}} 1.0' in figures
+    assert "it cannot be drained" in await operator(pool, "engines", "drain", "2", fails=True)
+    assert "there is no engine 3" in await operator(pool, "engines", "drain", "3", fails=True)
+    await asyncio.to_thread(pool.engines[0].kill)
+    version = await pool.learn()
+    await asyncio.to_thread(pool.engines[0].start)
+    assert (await pool.status())["problems"] == [], "the operator works on it"
+    assert "is drained" in await operator(pool, "engines")
+    await operator(pool, "engines", "undrain", "1")
+    now = await pool.until(lambda now: now["engines"][0]["is_in"])
+    assert await asyncio.to_thread(pool.engines[0].adapters) == {f"policy-v{version}"}
+    assert (await operator(pool, "status")).count(" serves: 0 running") == 2
+    for n in range(2):
+        await pool.chat(f"later{n}", tokens=2)
+    assert (await pool.status())["engines"][0]["calls"] > before
 
 
 async def test_new_versions_under_load_give_no_reply_of_two_or_of_another(pool: Pool) -> None:

@@ -169,6 +169,7 @@ def _admin(
             training=settings.training,
             comparison=Comparison(publisher, core.engine, core.frontend),
             users=UsersDeps(core.ledger, core.keys, aim_of(settings), core.clock),
+            drains=core.drains,
         ),
     )
 
