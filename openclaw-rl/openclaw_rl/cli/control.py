@@ -23,7 +23,7 @@ learning_app = typer.Typer(
 )
 app.add_typer(learning_app, name="learning")
 engines_app = typer.Typer(
-    help="Engines of a pool (engine.urls): list them, or take one out for work on its host.",
+    help="Engines of a pool (engine.urls, engine.replicas): list them, or take one out for work on its host.",
     short_help="Engines of a pool: list them, take one out, bring it back.",
     invoke_without_command=True,
 )

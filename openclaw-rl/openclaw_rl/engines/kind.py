@@ -57,6 +57,9 @@ class EngineKind:
     has_grammars: bool = True
     """True: the engine can hold a reply to a JSON schema, or refuses that it cannot."""
 
+    has_replicas: bool = False
+    """True: `replica` starts several engines of one host (`engine.replicas`)."""
+
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child | None:
         """Return the process that serves the dialect at 127.0.0.1:`port`; None: the server starts no engine.
 
@@ -65,8 +68,15 @@ class EngineKind:
         """
         return None
 
+    def replica(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit, number: int) -> Child:
+        """Return the process of one of several engines, on GPUs of its own. number: its place, from 1.
+
+        Else as `child`. Only where `has_replicas`.
+        """
+        raise NotImplementedError
+
     def gpus(self, settings: Settings) -> tuple[GpuNeed, ...]:
-        """Return the GPUs that the engine needs on this host."""
+        """Return the GPUs that the engine needs on this host; of `engine.replicas`, all together."""
         return ()
 
     def problems(self, settings: Settings) -> Iterator[str]:

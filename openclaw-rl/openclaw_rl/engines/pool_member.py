@@ -23,7 +23,7 @@ class EngineStatus:
     """One engine of the pool, for operators."""
 
     name: str
-    """Its URL, or a name that stays when its URL changes."""
+    """Its URL, or `engine 2` for one that the server starts: the name stays when its process starts again."""
     engine: str
     """Its URL now."""
     is_in: bool

@@ -105,8 +105,8 @@ async def open_core(
 ) -> Core | None:
     """Open the core; return None if the server is stopped before the engine is up.
 
-    `life` owns the engine's child process, and each exit of that process sets `engine_exited`. `stack` closes the rest.
-    `door` answers requests meanwhile, and tells the operator why.
+    `life` owns the engines' child processes. The exit of an engine that is alone sets `engine_exited`. `stack` closes
+    the rest. `door` answers requests meanwhile, and tells the operator why.
     """
     clock = SteadyClock()
     started_at = clock()
@@ -202,12 +202,13 @@ async def _first_answer(
         if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()
+        if life.children and all(child.status().restarts > 2 for child in life.children):  # one is enough
+            child = life.children[0]
+            raise EngineError(f"the {child.name} does not start: {child.last_error()}")
         for child in life.children:
-            if child.status().restarts > 2:
-                raise EngineError(f"the {child.name} does not start: {child.last_error()}")
-            status = child.status()
-            state = "ended" if status.pid is None else "runs: it loads its model"
-            fault = f"{fault}; its process {state}"
+            state = "ended" if child.status().pid is None else "runs: it loads its model"
+            whose = "its process" if len(life.children) == 1 else f"the process of {child.name}"
+            fault = f"{fault}; {whose} {state}"
         waited_s = time.monotonic() - began
         door.waits_for = f"not up yet: {fault}"
         if waited_s > timeout_s:

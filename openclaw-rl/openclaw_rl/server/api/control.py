@@ -163,7 +163,7 @@ def add_engine_routes(guarded: APIRouter, condition: Condition, drains: EngineDr
     async def change_engine(number: int, body: EngineChange) -> JSONResponse:
         """Drain an engine of a pool, or let it come back; return its state. The last one that serves stays (409)."""
         if drains is None:
-            said = "this server has one engine, which cannot be drained (engine.urls makes a pool)"
+            said = "this server has one engine, which cannot be drained (engine.urls and engine.replicas make a pool)"
             raise RequestError(said, status=409, code="no_pool")
         return JSONResponse(plain(await drains.set(number, body.drained)))
 
