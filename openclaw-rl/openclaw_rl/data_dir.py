@@ -86,6 +86,11 @@ class DataDir:
         return self.root / "connect"
 
     @property
+    def drained(self) -> Path:
+        """File with the names of a pool's engines that the operator drained."""
+        return self.run / "drained.json"
+
+    @property
     def server_file(self) -> Path:
         return self.run / "server.json"
 

@@ -48,7 +48,7 @@ INERT: Mapping[str, str] = {
         for name in ("device", "threads", "cache_tokens", "prefill_chunk")
     },
     "engine.url": "the server starts the policy's SGLang itself",
-    "engine.urls": "the driver sends its weights to one engine",
+    **{f"engine.{name}": "the driver sends its weights to one engine" for name in ("urls", "replicas")},
     "model.gguf_file": "Megatron starts from the safetensors of HF_CKPT",
     "method.ema_decay": "only the local trainer writes the teacher that it is for",
     **{f"policies.{name}": "full weights have one policy" for name in ("mode", "start", "loaded")},

@@ -3,11 +3,16 @@
 import os
 import re
 import signal
+from contextlib import ExitStack
 
 import httpx
 import pytest
-from browsing import visiting
+from breaking import words_of
+from browsing import listening, visiting
+from harness.model import Vocabulary
 from playwright.sync_api import expect
+
+from openclaw_rl.testing import FakeEngine, stub_app
 
 
 @pytest.fixture(scope="module")
@@ -338,3 +343,20 @@ def test_a_server_that_hangs_is_told_as_away(visitor):
     expect(page.locator("#line")).to_contain_text("the server does not answer")
     page.unroute("**/healthz")
     expect(page.locator("#line")).to_contain_text("all is well")
+
+
+def test_each_engine_of_a_pool_is_shown_with_what_the_operator_did(browser, open_site, model_folder, shot):
+    with ExitStack() as stack:
+        policy = words_of(Vocabulary.of(model_folder))
+        apps = [stub_app(FakeEngine(policy=policy, context_length=4096)) for _ in range(2)]
+        urls = [stack.enter_context(listening(app))[0] for app in apps]
+        site = open_site(engine__url=None, engine__urls=urls)
+        with visiting(browser, site) as visitor:
+            page = visitor.open("#/state", as_admin=True)
+            tiles = [page.locator(".tile", has_text=f"Engine {number}") for number in (1, 2)]
+            expect(tiles[0]).to_contain_text("serves")
+            expect(tiles[0]).to_contain_text(f"{urls[0]} · 0 running · 0 sessions")
+            site.ask("POST", "/v1/admin/engines/2", {"drained": True})
+            expect(tiles[1]).to_contain_text("drained")
+            shot(page, "state-pool")
+            expect(page.locator(".panel.good")).to_have_text("All is well.")

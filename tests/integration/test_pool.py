@@ -7,113 +7,22 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from breaking import words_of
 from engine_processes import EngineProcess
-from harness.host import Host, Server
+from harness.host import Host
 from harness.model import Vocabulary
-from harness.trainer import ToyTrainer
-from tolerances import rel
+from pooled import PATIENCE_S, Pool
+from typer.testing import CliRunner
 
+from openclaw_rl.cli.main import app
 from openclaw_rl.errors import TrainerError
 from openclaw_rl.testing import ToyPolicy
-from openclaw_rl.testing.toy_policy import BASE_SEED, adapter_seed
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind
-
-PATIENCE_S = 120.0
-"""Against hanging alone."""
-
-
-@dataclass
-class Pool:
-    server: Server
-    engines: list[EngineProcess]
-    policy: ToyPolicy
-    http: httpx.AsyncClient
-    kind: WeightKind = WeightKind.LORA
-    said: int = field(default=0)
-    begun: set[str] = field(default_factory=set)
-    """Sessions whose reply has a first token."""
-
-    async def chat(self, session: str, *, tokens: int = 8, text: str = "hello") -> Any:
-        """Chat as a stream; return the turn's record, and check that the reply is whole."""
-        self.said += 1
-        body = {
-            "messages": [{"role": "user", "content": f"{text} {self.said}"}],
-            "max_tokens": tokens,
-            "stream": True,
-        }
-        turn_id, last = "", ""
-        headers = {"X-Session-Id": session}
-        async with self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
-            assert reply.status_code == 200, await reply.aread()
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line[6:])
-                    turn_id = event["id"]
-                    if any(choice["delta"].get("content") for choice in event["choices"]):
-                        self.begun.add(session)
-                last = line or last
-        assert last == "data: [DONE]", last
-        record = await self.admin(f"/v1/turns/{turn_id}")
-        assert len(record["turn"]["response_ids"]) == tokens
-        await self.check(record)
-        return record
-
-    async def check(self, record: Any) -> None:
-        """Check by its log-probs that each token is of its run's weights, and that an adapter gave the whole reply."""
-        turn, prompt = record["turn"], record["request"]["prompt_ids"]
-        assert self.kind is WeightKind.FULL or len(turn["versions"]) == 1
-        ids, at, wanted = [*prompt, *turn["response_ids"]], len(prompt), list[float]()
-        for run in turn["versions"]:
-            seed = await self.seed(run["weight_version"])
-            wanted += self.policy.log_probs(ids[: at + run["length"]], at, seed)
-            at += run["length"]
-        assert turn["rollout_log_probs"] == pytest.approx(wanted, rel=rel()), turn["versions"]
-
-    async def seed(self, version: int) -> int:
-        if self.kind is WeightKind.FULL:
-            return BASE_SEED ^ version
-        folder = (await self.admin(f"/v1/admin/versions/{version}"))["folder"]
-        return BASE_SEED if folder is None else adapter_seed(self.server.data_dir / folder)
-
-    async def admin(self, path: str) -> Any:
-        return await asyncio.to_thread(self.server.admin, path)
-
-    async def status(self) -> Any:
-        return await self.admin("/v1/admin/status")
-
-    async def running(self) -> list[int]:
-        return [engine["running"] for engine in (await self.status())["engines"]]
-
-    async def until(self, is_so: Any) -> Any:
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so(now := await self.status()):
-                await asyncio.sleep(0.02)
-        return now
-
-    async def learn(self) -> int:
-        """Let a trainer commit a version; return it once it serves."""
-        before = (await self.status())["serving"]
-        asked = {"role": "user", "content": f"hello {self.said}"}
-        headers = {"X-Session-Id": f"taught {before}"}
-        sent: dict[str, Any] = {"messages": [asked], "max_tokens": 8}
-        first = (await self.http.post("/v1/chat/completions", json=sent, headers=headers)).json()
-        thanks = {"role": "user", "content": "Thanks, that is perfect!"}
-        sent["messages"] = [asked, first["choices"][0]["message"], thanks]
-        assert (await self.http.post("/v1/chat/completions", json=sent, headers=headers)).status_code == 200
-        trainer = ToyTrainer(self.server.url, self.server.data_dir, self.policy, kind=self.kind)
-        lease = await asyncio.to_thread(trainer.lease)
-        assert lease is not None
-        commit = await asyncio.to_thread(trainer.checkpoint, lease)
-        await asyncio.to_thread(trainer.client.commit, commit)
-        return int((await self.until(lambda now: now["serving"] > before))["serving"])
 
 
 @pytest.fixture
@@ -201,6 +110,48 @@ async def test_an_engine_killed_under_chats_costs_none_and_comes_back_with_the_s
     assert '"part_fails"' not in pool.server.log
     assert pool.server.log.count('"engine_left_pool"') == 1
     assert pool.server.log.count('"engine_joined_pool"') == 1
+
+
+async def operator(pool: Pool, *words: str, fails: bool = False) -> str:
+    """Run `openclaw-rl WORDS` on the pool's server; return what it printed."""
+    argv = [*words, "--data-dir", str(pool.server.data_dir)]
+    done = await asyncio.to_thread(CliRunner().invoke, app, argv)
+    assert (done.exit_code != 0) == fails, done.output
+    return done.output
+
+
+async def test_the_operator_takes_an_engine_out_under_chats_and_brings_it_back(pool: Pool) -> None:
+    running = {f"s{n}" for n in range(4)}
+    chats = [asyncio.create_task(pool.chat(session, tokens=100)) for session in running]
+    await pool.until(lambda now: [engine["running"] for engine in now["engines"]] == [2, 2] and running <= pool.begun)
+    assert "engine 1 at" in (said := await operator(pool, "engines", "drain", "1"))
+    assert said.endswith("is drained; 2 calls run on it\n")
+    before = (await pool.status())["engines"][0]["calls"]
+    for n in range(3):
+        await pool.chat(f"new{n}", tokens=2)
+    await asyncio.gather(*chats)
+    for session in running:  # those that it had move with their next turn
+        await pool.chat(session, tokens=2)
+    now = await pool.status()
+    assert now["engines"][0] | {"is_drained": True, "running": 0, "calls": before} == now["engines"][0]
+    assert now["problems"] == []
+    assert "engine_cut" not in now["scoring"]["counts"], "each reply ended where it began"
+    figures = await pool.admin("/metrics")
+    assert f'openclaw_rl_engine_drained{{engine="{pool.engines[0].url}"}} 1.0' in figures
+    assert "it cannot be drained" in await operator(pool, "engines", "drain", "2", fails=True)
+    assert "there is no engine 3" in await operator(pool, "engines", "drain", "3", fails=True)
+    await asyncio.to_thread(pool.engines[0].kill)
+    version = await pool.learn()
+    await asyncio.to_thread(pool.engines[0].start)
+    assert (await pool.status())["problems"] == [], "the operator works on it"
+    assert "is drained" in await operator(pool, "engines")
+    await operator(pool, "engines", "undrain", "1")
+    now = await pool.until(lambda now: now["engines"][0]["is_in"])
+    assert await asyncio.to_thread(pool.engines[0].adapters) == {f"policy-v{version}"}
+    assert (await operator(pool, "status")).count(" serves: 0 running") == 2
+    for n in range(2):
+        await pool.chat(f"later{n}", tokens=2)
+    assert (await pool.status())["engines"][0]["calls"] > before
 
 
 async def test_new_versions_under_load_give_no_reply_of_two_or_of_another(pool: Pool) -> None:

@@ -2,11 +2,14 @@
 
 import ast
 import inspect
+import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from doors import ADMIN, CHAT, OPEN, READERS, TRAINER
+from engine_processes import EngineProcess
 
 import openclaw_rl
 from openclaw_rl.settings import ApiKey
@@ -49,13 +52,49 @@ def test_no_route_is_missing_from_these_lists(keyed):
     paths = keyed.ask("GET", "/openapi.json", "admin").json()["paths"]
     found = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     names = {"chatcmpl-1": "{turn_id}", "versions/0": "versions/{weight_version}", "wishes/1": "wishes/{wish_id}"}
-    names |= {"episodes/e": "episodes/{episode_id}", "users/ann": "users/{user}"}
+    names |= {"episodes/e": "episodes/{episode_id}", "users/ann": "users/{user}", "engines/1": "engines/{number}"}
 
     def template(path: str) -> str:
         return next((path.replace(one, name) for one, name in names.items() if one in path), path)
 
     known = {(method, template(path)) for method, path in (*ADMIN, *TRAINER, *CHAT, *READERS)}
     assert found - known - OPEN == set()
+
+
+def test_only_the_operator_takes_an_engine_out_and_never_the_last_one(
+    host, tmp_path, engine_settings, key_settings, doors_of
+):
+    with ExitStack() as stack:
+        stubs = [stack.enter_context(EngineProcess(tmp_path / f"engine{n}")) for n in range(2)]
+        pool = {"engine.urls": [stub.url for stub in stubs], "engine.url": None}
+        server = stack.enter_context(host.running(tmp_path / "pool", engine_settings | key_settings | pool))
+        doors = doors_of(server)
+
+        def engines():
+            return doors.ask("GET", "/v1/admin/engines", "admin").json()["engines"]
+
+        def drain(number, key, drained=True):
+            return doors.ask("POST", f"/v1/admin/engines/{number}", key, json={"drained": drained})
+
+        while not all(engine["is_in"] for engine in engines()):
+            time.sleep(0.02)
+        for key in (None, "ann", "trainer", "wrong"):
+            assert drain(2, key).status_code == 401
+        assert not any(engine["is_drained"] for engine in engines())
+        assert drain(2, "admin").json()["is_drained"]
+        for key in (None, "ann", "trainer"):
+            assert drain(2, key, drained=False).status_code == 401
+        last, unknown = drain(1, "admin"), drain(3, "admin")
+        assert (last.status_code, last.json()["error"]["code"]) == (409, "last_engine")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "engine_not_found")
+        assert [engine["is_drained"] for engine in engines()] == [False, True]
+        assert doors.ask("GET", "/v1/admin/status", "admin").json()["engine"]["is_open"]
+
+
+def test_a_server_with_one_engine_has_none_to_take_out(keyed):
+    assert keyed.ask("GET", "/v1/admin/engines", "admin").json() == {"engines": []}
+    refused = keyed.ask("POST", "/v1/admin/engines/1", "admin", json={"drained": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_pool")
 
 
 @pytest.mark.parametrize(

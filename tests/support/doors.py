@@ -4,6 +4,8 @@ ADMIN = [
     ("GET", "/v1/admin/status"),
     ("GET", "/v1/admin/history"),
     ("GET", "/v1/admin/policies"),
+    ("GET", "/v1/admin/engines"),
+    ("POST", "/v1/admin/engines/1"),
     ("GET", "/v1/admin/users"),
     ("GET", "/v1/admin/users/ann/wishes"),
     ("GET", "/v1/admin/versions/0"),

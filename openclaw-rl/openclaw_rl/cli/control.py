@@ -22,6 +22,13 @@ learning_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(learning_app, name="learning")
+engines_app = typer.Typer(
+    help="Engines of a pool (engine.urls, engine.replicas): list them, or take one out for work on its host.",
+    short_help="Engines of a pool: list them, take one out, bring it back.",
+    invoke_without_command=True,
+)
+app.add_typer(engines_app, name="engines")
+NumberArgument = Annotated[int, typer.Argument(help="Number of the engine, from `openclaw-rl engines`.")]
 _OFF = "this server trains nothing: training.enabled is off (--no-learn)"
 
 
@@ -149,6 +156,41 @@ def policies(
     """List the policies: the version that serves, the newest trained one, the samples that wait. No words of a chat."""
     rows = call("GET", "/v1/admin/policies", config, data_dir)["policies"]
     print(json.dumps(rows, indent=2) if as_json else "\n".join(render.policies(rows)))
+
+
+@engines_app.callback()
+def engines(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    rows = call("GET", "/v1/admin/engines", config, data_dir)["engines"]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print("\n".join(render.engines(rows)) or "this server has one engine, and no pool")
+
+
+@engines_app.command(short_help="Take an engine out of the pool; what runs on it ends there.")
+def drain(number: NumberArgument, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Take an engine out of the pool, for work on its host. The replies that run on it end there.
+
+    No new request goes to it, and its conversations go on elsewhere with their next turn. It stays out until `engines
+    undrain`, also when it or the server starts again. The last engine that serves cannot be drained.
+    """
+    one = call("POST", f"/v1/admin/engines/{number}", config, data_dir, json={"drained": True})
+    print(f"engine {number} at {one['engine']} is drained; {one['running']} calls run on it")
+
+
+@engines_app.command(short_help="Bring a drained engine back into the pool.")
+def undrain(number: NumberArgument, config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
+    """Bring a drained engine back into the pool. It gets requests once it holds what the others hold."""
+    one = call("POST", f"/v1/admin/engines/{number}", config, data_dir, json={"drained": False})
+    state = "serves" if one["is_in"] else "is no longer drained; it serves once it holds what the others hold"
+    print(f"engine {number} at {one['engine']} {state}")
 
 
 @app.command(short_help="Train now, on the samples that wait.")

@@ -67,9 +67,17 @@ def status(body: _Body, url: str) -> str:
 
 def _engine(number: int, engine: _Body) -> str:
     """Return the line of one engine of a pool."""
-    state = "serves" if engine["is_in"] else "is out of the pool"
+    state = "is drained" if engine["is_drained"] else "serves" if engine["is_in"] else "is out of the pool"
     load = f"{engine['running']} running, {engine['sessions']} sessions, {engine['failures']} failed calls"
     return f"engine {number} at {engine['engine']} {state}: {load}"
+
+
+def engines(rows: Sequence[_Body]) -> Iterator[str]:
+    """Yield a line for each engine of a pool, and one for each that is out of order."""
+    for number, engine in enumerate(rows, 1):
+        yield _engine(number, engine)
+        if engine["fault"] is not None:
+            yield f"  ! engine {number}: {engine['fault']}"
 
 
 def turns(rows: Sequence[_Body]) -> Iterator[str]:

@@ -59,6 +59,8 @@ class EngineKind:
 
     takes_pictures: bool = True
     """True: the engine takes `image_data` beside the ids, as SGLang does (`engines.pictures`)."""
+    has_replicas: bool = False
+    """True: `replica` starts several engines of one host (`engine.replicas`)."""
 
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child | None:
         """Return the process that serves the dialect at 127.0.0.1:`port`; None: the server starts no engine.
@@ -68,8 +70,15 @@ class EngineKind:
         """
         return None
 
+    def replica(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit, number: int) -> Child:
+        """Return the process of one of several engines, on GPUs of its own. number: its place, from 1.
+
+        Else as `child`. Only where `has_replicas`.
+        """
+        raise NotImplementedError
+
     def gpus(self, settings: Settings) -> tuple[GpuNeed, ...]:
-        """Return the GPUs that the engine needs on this host."""
+        """Return the GPUs that the engine needs on this host; of `engine.replicas`, all together."""
         return ()
 
     def problems(self, settings: Settings) -> Iterator[str]:

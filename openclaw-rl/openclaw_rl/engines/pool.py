@@ -15,7 +15,8 @@ Promises:
 - A request is aborted on the engine that runs it.
 
 Leaves to others: the version of each request, and holding chats while no engine is in order (`engines.admission`,
-`server.engine_readiness`); resuming a reply that was cut (`proxy.generation`).
+`server.engine_readiness`); resuming a reply that was cut (`proxy.generation`); the operator's choice of engines
+(`pool_drains`).
 """
 
 import asyncio
@@ -31,7 +32,7 @@ import structlog
 from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
-from openclaw_rl.engines.pool_member import EMPTY, STRANGER, EngineStatus, Member, Tried, Weights, stranger_of
+from openclaw_rl.engines.pool_member import DRAINED, EMPTY, STRANGER, EngineStatus, Member, Tried, Weights, stranger_of
 from openclaw_rl.engines.version_keys import version_of
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.types import Ids
@@ -245,6 +246,9 @@ class PooledEngine:
         await self._each(lambda member: member.engine.resume())
 
     async def abort_all(self) -> None:
+        for member in self._members:
+            if not member.is_in:  # a reply that runs on there is aborted by nobody else
+                member.engine.break_off()
         await self._each(lambda member: member.engine.abort_all())
 
     async def flush_cache(self) -> None:
@@ -281,6 +285,11 @@ class PooledEngine:
         """Let engines differ meanwhile, and none come in."""
         async with self._changes:
             yield
+
+    @property
+    def every(self) -> tuple[Member, ...]:
+        """All engines, in the order of their numbers."""
+        return self._members
 
     @property
     def members(self) -> list[Member]:
@@ -353,8 +362,8 @@ class PooledEngine:
     async def _join(self, member: Member) -> None:
         """Bring an engine that is out to the state of the others, and give it requests again."""
         fault = await self._look(member)
-        if fault is not None or self._is_paused or member.is_aside:
-            member.fault = fault or "a swap of weights runs"
+        if fault is not None or self._is_paused or member.is_aside or member.is_drained:
+            member.fault = DRAINED if member.is_drained else fault or "a swap of weights runs"
             return
         try:
             async with asyncio.timeout(self._change_s):
@@ -364,7 +373,7 @@ class PooledEngine:
                 member.fault = stranger
                 return
             async with self._changes:  # no adapter comes or leaves until it is in
-                if self._is_paused:
+                if self._is_paused or member.is_drained:
                     return
                 # Full weights take longer; the engine's client bounds that call.
                 async with asyncio.timeout(None if self._weights else self._change_s):

@@ -22,10 +22,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 10.0
 class EngineStatus:
     """One engine of the pool, for operators."""
 
+    name: str
+    """Its URL, or `engine 2` for one that the server starts: the name stays when its process starts again."""
     engine: str
-    """Its URL."""
+    """Its URL now."""
     is_in: bool
     """False: it gets no request."""
+    is_drained: bool
+    """The operator took it out."""
     running: int
     """Calls on it now."""
     sessions: int
@@ -75,7 +79,11 @@ class Member:
     """State of one engine. It belongs to the event loop."""
 
     engine: HttpEngine
+    own_name: str | None = None
+    """Name of an engine whose URL changes; None: its URL is its name."""
     is_in: bool = False
+    is_drained: bool = False
+    """The operator took it out, and it comes in only when told to (`pool_drains`)."""
     is_told: bool = False
     """The log has its absence."""
     fault: str = "it was not asked yet"
@@ -104,6 +112,10 @@ class Member:
     @property
     def url(self) -> str:
         return self.engine.url
+
+    @property
+    def name(self) -> str:
+        return self.own_name or self.url
 
     def leave(self, fault: str) -> None:
         """Take no more requests until a look has found the engine in order."""
@@ -150,8 +162,10 @@ class Member:
 
     def status(self, sessions: int) -> EngineStatus:
         return EngineStatus(
+            name=self.name,
             engine=self.url,
             is_in=self.is_in,
+            is_drained=self.is_drained,
             running=self.running,
             sessions=sessions,
             calls=self.calls,
@@ -160,6 +174,8 @@ class Member:
         )
 
     def _problem(self) -> str | None:
+        if self.is_drained:
+            return None
         if self.is_told and not self.is_in:
             return f"out of the pool: {self.fault}"
         if self.failed_in_row >= OUT_AFTER:
@@ -216,6 +232,7 @@ class Member:
 
 
 EMPTY = "it was started again, and lacks what the others hold"
+DRAINED = "drained by the operator"
 
 
 class Tried:

@@ -106,7 +106,7 @@ class PolicyEngine:
         Raises EngineError. A transfer that failed leaves chats held.
         """
         if self._roll is not None:
-            raise CommitRefused("a trainer sends weights to one engine, and this server has a pool (engine.urls)")
+            raise CommitRefused("a trainer sends weights to one engine, and this server has a pool of them")
         times = await self._full.receive(weight_version, transfer)
         self._health.push.observe(times.push_s)
         self.missed = None

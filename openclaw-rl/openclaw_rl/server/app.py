@@ -11,7 +11,7 @@
     Publisher           takes a committed version through its gate to the engine, and switches
     OnDemand            brings the adapter of a user's policy when a request needs it (`policies.mode = "per_user"`)
     TrainerPushes       the same for a trainer that sends full weights to the engine itself
-    PooledEngine         watches the engines of a pool, which the other parts see as one (`engine.urls`)
+    PooledEngine         watches the engines of a pool, which the other parts see as one
     EngineReadiness      holds chats while the engine is away, and restores its version
     end_when_hung       ends a trainer that hangs; its supervisor starts it again
     RegressionMonitor   rolls back when users' verdicts fall

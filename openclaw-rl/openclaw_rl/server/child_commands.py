@@ -1,4 +1,4 @@
-"""The server's child processes: the engine, of the kind that `engine.kind` names, and the local trainer."""
+"""The server's child processes: the engines, of the kind that `engine.kind` names, and the local trainer."""
 
 import os
 
@@ -8,6 +8,14 @@ from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import ChildCommand, free_port
 from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
+
+
+def replica_child(
+    kind: EngineKind, settings: Settings, data: DataDir, number: int, on_exit: OnExit
+) -> tuple[str, Child]:
+    """Return the URL and the process of one of `engine.replicas`. Blocks. Raises SettingsError."""
+    port = free_port()
+    return f"http://127.0.0.1:{port}", kind.replica(settings, data, port, on_exit, number)
 
 
 def engine_child(kind: EngineKind, settings: Settings, data: DataDir, on_exit: OnExit) -> tuple[str, Child | None]:

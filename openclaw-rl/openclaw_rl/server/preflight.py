@@ -31,6 +31,9 @@ def problems(settings: Settings) -> list[str]:
     try:
         kind = load_kind(settings.engine.kind)
         found += kind.problems(settings)
+        if settings.engine.replicas > 1 and not kind.has_replicas:
+            count, name = settings.engine.replicas, settings.engine.kind
+            found.append(f"engine.replicas {count}: engine.kind {name!r} starts one engine alone")
     except SettingsError as error:
         found.append(str(error))
     found += _gpus(settings, kind)

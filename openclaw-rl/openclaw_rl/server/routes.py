@@ -146,10 +146,10 @@ def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Pub
     ledger, pushes = core.ledger, publisher.pushes
 
     async def trainer_started(start: Start) -> Started:
-        if settings.engine.urls:
-            raise RequestError(
-                "engine.urls: a trainer that sends full weights itself reaches one engine; set engine.url", status=400
-            )
+        if settings.engine.is_pool:
+            key, one = ("engine.urls", "engine.url") if settings.engine.urls else ("engine.replicas", "it to 1")
+            said = f"{key}: a trainer that sends full weights itself reaches one engine; set {one}"
+            raise RequestError(said, status=400)
         pushes.give_up("its trainer was started again")
         await ledger.revoke(trainer=start.trainer, reason="its trainer was started again")
         await ledger.lose_undurable("its trainer was started again", whole_fences=start.whole_fences)
@@ -190,6 +190,7 @@ def _admin(
             training=settings.training,
             comparison=Comparison(publisher, core.engine, core.frontend),
             users=UsersDeps(core.ledger, core.keys, aim_of(settings), core.clock),
+            drains=core.drains,
         ),
     )
 

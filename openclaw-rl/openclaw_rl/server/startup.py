@@ -20,8 +20,8 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
-from openclaw_rl.engines.kind import load_kind
 from openclaw_rl.engines.pool import PooledEngine
+from openclaw_rl.engines.pool_drains import EngineDrains
 from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
@@ -29,7 +29,7 @@ from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, t
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.server.api.app import Door
-from openclaw_rl.server.child_commands import engine_child
+from openclaw_rl.server.engine_processes import drains_of, open_engine
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import ModelSettings, Settings
 from openclaw_rl.telemetry.health import Health
@@ -79,6 +79,8 @@ class Core:
     """Secret of this run, by which the command line knows the server (`data_dir.Announcement`)."""
     serving: VersionAdmission
     engine: HttpEngine | PooledEngine
+    drains: EngineDrains | None
+    """None: there is one engine."""
     frontend: FrontEnd
     folder: Path | None
     """The model's folder; None if the caller made the front end."""
@@ -103,8 +105,8 @@ async def open_core(
 ) -> Core | None:
     """Open the core; return None if the server is stopped before the engine is up.
 
-    `life` owns the engine's child process, and each exit of that process sets `engine_exited`. `stack` closes the rest.
-    `door` answers requests meanwhile, and tells the operator why.
+    `life` owns the engines' child processes. The exit of an engine that is alone sets `engine_exited`. `stack` closes
+    the rest. `door` answers requests meanwhile, and tells the operator why.
     """
     clock = SteadyClock()
     started_at = clock()
@@ -116,7 +118,8 @@ async def open_core(
     door.admin_key, door.waits_for = admin_key, "the engine starts"
     token = data.secret("trainer.token", settings.server.trainer_token)
     serving = VersionAdmission(settings.engine.hold_s)
-    engine = await _engine(settings, data, serving, life=life, engine_exited=engine_exited)
+    engine = await open_engine(settings, data, serving, life=life, engine_exited=engine_exited)
+    drains = drains_of(engine, settings, data)
     stack.push_async_callback(engine.aclose)
 
     folder = None
@@ -163,6 +166,7 @@ async def open_core(
         proof_key=secrets.token_urlsafe(32),
         serving=serving,
         engine=engine,
+        drains=drains,
         frontend=frontend,
         folder=folder,
         context_length=info.context_length or frontend.context_length,
@@ -183,44 +187,6 @@ def tell_of_template(frontend: FrontEnd, health: Health) -> None:
         health.failed(_TEMPLATE, "; ".join(frontend.problems), at_once=True)
 
 
-async def _engine(
-    settings: Settings, data: DataDir, serving: VersionAdmission, *, life: Lifetime, engine_exited: asyncio.Event
-) -> HttpEngine | PooledEngine:
-    """Start the engine where its kind has a child process, and return the engine's client, or that of a pool."""
-
-    async def on_exit() -> None:
-        serving.hold()
-        # A new port for each start: another process may have taken the old one, and every restart would fail alike.
-        with contextlib.suppress(SettingsError):
-            url, again = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
-            if child is not None and again is not None:
-                child.command = again.command
-                engine.move(url)
-        engine_exited.set()
-
-    def client(url: str) -> HttpEngine:
-        return HttpEngine(
-            url,
-            settings=settings.engine,
-            loses_adapter_count=kind.loses_adapter_count,
-            scores_ids=settings.method.scores_given_ids,
-        )
-
-    kind = load_kind(settings.engine.kind)
-    if settings.engine.urls:
-        # One engine that hangs must not use up the time of a call to all.
-        return PooledEngine(
-            [client(url) for url in settings.engine.urls],
-            change_s=settings.publisher.call_timeout_s / 3,
-            is_full=settings.training.weights == "full",
-        )
-    url, child = await asyncio.to_thread(engine_child, kind, settings, data, on_exit)
-    engine = client(url)
-    if child is not None:
-        life.start(child)
-    return engine
-
-
 async def _first_answer(
     engine: HttpEngine | PooledEngine, life: Lifetime, timeout_s: float, door: Door
 ) -> ModelInfo | None:
@@ -236,12 +202,13 @@ async def _first_answer(
         if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()
+        if life.children and all(child.status().restarts > 2 for child in life.children):  # one is enough
+            child = life.children[0]
+            raise EngineError(f"the {child.name} does not start: {child.last_error()}")
         for child in life.children:
-            if child.status().restarts > 2:
-                raise EngineError(f"the {child.name} does not start: {child.last_error()}")
-            status = child.status()
-            state = "ended" if status.pid is None else "runs: it loads its model"
-            fault = f"{fault}; its process {state}"
+            state = "ended" if child.status().pid is None else "runs: it loads its model"
+            whose = "its process" if len(life.children) == 1 else f"the process of {child.name}"
+            fault = f"{fault}; {whose} {state}"
         waited_s = time.monotonic() - began
         door.waits_for = f"not up yet: {fault}"
         if waited_s > timeout_s:

@@ -111,6 +111,8 @@ class EngineSettings(Branch):
     urls: tuple[Url, ...] = ()
     """`kind = "url"`: a pool of running engines in place of `url`. Each serves the same model, and sees the data
     directory under the same path."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """`kind = "sglang"`: number of SGLangs that the server starts, each on GPUs of its own. Two and more are a pool."""
     python: str | None = None
     """Interpreter of the engine's environment; this one when unset. SGLang needs its own: its pins conflict."""
     args: tuple[str, ...] = ()
@@ -139,6 +141,11 @@ class EngineSettings(Branch):
     """Time for the engine to start and answer."""
     hold_s: float = Field(default=120.0, gt=0)
     """Time that a chat waits for an engine that restarts or swaps; then 503 with Retry-After."""
+
+    @property
+    def is_pool(self) -> bool:
+        """True when the server routes between engines, few or many."""
+        return bool(self.urls) or self.replicas > 1
 
     @field_validator("kind")
     @classmethod

@@ -89,10 +89,12 @@ class Settings(Branch):
         engine = self.engine
         if engine.kind == "url" and not engine.url and not engine.urls:
             yield 'engine.url or engine.urls is needed with engine.kind = "url"'
+        if engine.replicas > 1 and engine.kind == "url":
+            yield f"engine.replicas {engine.replicas}: the server starts no engine here; name each one in engine.urls"
         if not engine.urls:
             return
         if engine.kind != "url":
-            yield f'engine.urls is for engine.kind = "url": with {engine.kind!r} the server starts one engine itself'
+            yield f'engine.urls is for engine.kind = "url": with {engine.kind!r} the server starts its engines'
         if engine.url:
             yield "engine.url and engine.urls are both set: name every engine in engine.urls"
         if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):

@@ -51,10 +51,13 @@ class EngineFigures(Protocol):
     """One engine of a pool."""
 
     @property
-    def engine(self) -> str: ...
+    def name(self) -> str: ...
 
     @property
     def is_in(self) -> bool: ...
+
+    @property
+    def is_drained(self) -> bool: ...
 
     @property
     def running(self) -> int: ...
@@ -180,13 +183,15 @@ class _Scrape:
         def counter(name: str, meaning: str, values: Mapping[str, float]) -> Metric:
             return _labelled(CounterMetricFamily(f"openclaw_rl_engine_{name}", meaning, labels=["engine"]), values)
 
-        yield gauge("up", "1 for an engine of the pool that gets requests.", {e.engine: e.is_in for e in self._engines})
-        yield gauge("running", "Calls on an engine now.", {e.engine: e.running for e in self._engines})
+        engines = {engine.name: engine for engine in self._engines}
+        yield gauge("up", "1 for an engine of the pool that gets requests.", {n: e.is_in for n, e in engines.items()})
+        yield gauge("drained", "1 for one that the operator drained.", {n: e.is_drained for n, e in engines.items()})
+        yield gauge("running", "Calls on an engine now.", {n: e.running for n, e in engines.items()})
         yield gauge(
-            "sessions", "Conversations whose prefix an engine holds.", {e.engine: e.sessions for e in self._engines}
+            "sessions", "Conversations whose prefix an engine holds.", {n: e.sessions for n, e in engines.items()}
         )
-        yield counter("calls", "Calls to an engine since the start.", {e.engine: e.calls for e in self._engines})
-        yield counter("failed_calls", "Those that failed.", {e.engine: e.failures for e in self._engines})
+        yield counter("calls", "Calls to an engine since the start.", {n: e.calls for n, e in engines.items()})
+        yield counter("failed_calls", "Those that failed.", {n: e.failures for n, e in engines.items()})
 
     def _steps(self) -> Iterator[Metric]:
         step = self._training.step

@@ -214,9 +214,12 @@ def test_nothing_that_a_client_sent_reaches_the_terminal_as_a_control_character(
 
 
 def test_a_pool_has_a_line_for_each_engine() -> None:
-    engine = {"engine": "http://e", "is_in": False, "running": 1, "sessions": 2, "failures": 3}
+    engine = {"engine": "http://e", "is_in": False, "is_drained": False, "running": 1, "sessions": 2, "failures": 3}
     line = "engine 1 at http://e is out of the pool: 1 running, 2 sessions, 3 failed calls"
     assert line in render.status(a_status(engines=[engine]), "http://x")
+    rows = [engine | {"fault": "it is gone"}, engine | {"is_drained": True, "fault": None}]
+    drained = "engine 2 at http://e is drained: 1 running, 2 sessions, 3 failed calls"
+    assert list(render.engines(rows)) == [line, "  ! engine 1: it is gone", drained]
 
 
 def test_practice_is_marked_and_told() -> None:

@@ -107,7 +107,15 @@ def test_a_device_needs_the_gpus_up_to_its_index(device: str, gpus: list[int]) -
 
 
 @pytest.mark.parametrize(
-    ("args", "gpus"), [([], 1), (["--tp", "2"], 2), (["--tp-size=4", "--dp", "2"], 8), (["--tp", "many"], 1)]
+    ("args", "gpus"),
+    [
+        ([], 1),
+        (["--tp", "2"], 2),
+        (["--tp-size=4", "--dp", "2"], 8),
+        (["--tp", "2", "--pp-size", "2"], 4),
+        (["--tp", "4", "--dp", "2", "--enable-dp-attention"], 4),
+        (["--tp", "many"], 1),
+    ],
 )
 def test_sglang_needs_the_product_of_its_parallel_sizes(args: list[str], gpus: int) -> None:
     (need,) = load_kind("sglang").gpus(load(None, {"engine.kind": "sglang", "engine.args": args}, {}))

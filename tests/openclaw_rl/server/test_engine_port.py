@@ -15,7 +15,7 @@ from openclaw_rl.engines.kind import EngineKind, OnExit
 from openclaw_rl.processes import command
 from openclaw_rl.processes.command import HIGHEST_PORT, ChildCommand, free_port
 from openclaw_rl.processes.supervisor import Child
-from openclaw_rl.server import startup
+from openclaw_rl.server import engine_processes
 from openclaw_rl.server.lifecycle import Lifetime
 from openclaw_rl.settings import Settings
 
@@ -83,12 +83,14 @@ async def test_an_engine_whose_port_was_taken_comes_up_on_another(
                 on_exit=on_exit,
             )
 
-    monkeypatch.setattr(startup, "load_kind", lambda name: Kind())
+    monkeypatch.setattr(engine_processes, "load_kind", lambda name: Kind())
     exited = asyncio.Event()
     with contextlib.suppress(asyncio.CancelledError):
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             life = Lifetime(socket.socket(), asyncio.Event(), tasks)
-            engine = await startup._engine(Settings(), None, VersionAdmission(1), life=life, engine_exited=exited)  # type: ignore[arg-type]
+            engine = await engine_processes.open_engine(  # type: ignore[arg-type]
+                Settings(), None, VersionAdmission(1), life=life, engine_exited=exited
+            )
             stack.push_async_callback(engine.aclose)
             first = engine.url
             await asyncio.wait_for(exited.wait(), 60)

@@ -50,6 +50,18 @@ def test_each_problem_is_one_line_with_setting_and_value(tmp_path: Path, monkeyp
         assert "\n" not in line
 
 
+def test_several_engines_need_the_gpus_of_all_and_a_kind_that_starts_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "gpus_here", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    asked = {"data_dir": str(tmp_path), "engine__replicas": 3}
+    assert said(**asked, engine__kind="sglang") == []
+    (problem,) = said(**asked, engine__kind="sglang", engine__args=["--tp", "2"])
+    assert problem == "engine.replicas 3, engine.args '--tp 2': wants 6 GPUs, 4 are here"
+    assert said(**asked) == ["engine.replicas 3: engine.kind 'embedded' starts one engine alone"]
+
+
 def test_a_method_that_is_not_installed_is_refused_before_its_table_is_read() -> None:
     with pytest.raises(SettingsError, match=r"^method\.name: no method 'no-such-method'; installed: [^\n]*$"):
         said(method__name="no-such-method")

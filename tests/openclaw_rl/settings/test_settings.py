@@ -158,6 +158,18 @@ def test_a_pool_of_engines_is_named_once_and_runs_already() -> None:
             load(None, POOL | more, {})
 
 
+def test_replicas_are_engines_that_the_server_starts() -> None:
+    assert not load(None, {}, {}).engine.is_pool
+    assert load(None, POOL, {}).engine.is_pool
+    assert load(None, {"engine.kind": "sglang", "engine.replicas": 2}, {}).engine.is_pool
+    for more, says in (
+        (POOL | {"engine.replicas": 2}, r"engine\.replicas 2: the server starts no engine here; name each one in"),
+        ({"engine.kind": "sglang", "engine.replicas": 0}, r"engine\.replicas: .*greater than or equal to 1"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            load(None, more, {})
+
+
 def test_an_ema_teacher_needs_a_trainer_that_writes_one() -> None:
     ema = {"method.name": "opd", "method.teacher": "ema"}
     assert load(None, ema, {}).method.needs_ema

@@ -30,13 +30,14 @@ SINCE = {
     ("openclaw_rl_step_committed_timestamp_seconds", ()),
     ("openclaw_rl_tracked_version", ("tracker",)),
     ("openclaw_rl_engine_up", ("engine",)),
+    ("openclaw_rl_engine_drained", ("engine",)),
     ("openclaw_rl_engine_running", ("engine",)),
     ("openclaw_rl_engine_sessions", ("engine",)),
     ("openclaw_rl_engine_calls_total", ("engine",)),
     ("openclaw_rl_engine_failed_calls_total", ("engine",)),
 }
 """Names and labels that came later, beside the histograms."""
-ENGINE = EngineStatus("http://e", True, running=2, sessions=3, calls=5, failures=1, fault=None)
+ENGINE = EngineStatus("engine 1", "http://e", True, False, running=2, sessions=3, calls=5, failures=1, fault=None)
 HISTOGRAMS = ("time_to_first_token", "step", "push", "gate")
 
 
@@ -80,9 +81,9 @@ def test_each_engine_of_a_pool_has_its_figures_and_one_engine_has_none() -> None
     found = {
         name.removeprefix("openclaw_rl_engine_"): value
         for (name, of), value in values(full()).items()
-        if of == "http://e"
+        if of == "engine 1"
     }
-    assert found == {"up": 1, "running": 2, "sessions": 3, "calls_total": 5, "failed_calls_total": 1}
+    assert found == {"up": 1, "drained": 0, "running": 2, "sessions": 3, "calls_total": 5, "failed_calls_total": 1}
     alone = values(metrics.render({}, 0, Health()))
     assert not [name for name, _ in alone if name.startswith("openclaw_rl_engine_")]
 

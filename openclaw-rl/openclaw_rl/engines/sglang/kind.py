@@ -1,6 +1,8 @@
 """The kind `sglang`: the server starts SGLang from the environment of `engine.python`."""
 
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from openclaw_rl.errors import SettingsError
 from openclaw_rl.models.resolve import model_display_name, tokenizer_folder
 from openclaw_rl.processes.command import ChildCommand, ModuleSearch
 from openclaw_rl.processes.supervisor import Child
-from openclaw_rl.settings import Settings
+from openclaw_rl.settings import EngineSettings, Settings
 
 TESTED = "0.5.15.post1"
 """The version that our checks ran with."""
@@ -21,17 +23,37 @@ _GPU_FLAGS = {
     "--tp": "tensor",
     "--tp-size": "tensor",
     "--tensor-parallel-size": "tensor",
+    "--pp": "pipeline",
+    "--pp-size": "pipeline",
+    "--pipeline-parallel-size": "pipeline",
     "--dp": "data",
     "--dp-size": "data",
     "--data-parallel-size": "data",
 }
 """SGLang's flags that multiply its GPUs, and the dimension that each one sets."""
+_ONE_ENGINES = frozenset(
+    ("--port", "--nccl-port", "--dist-init-addr", "--nnodes", "--node-rank", "--base-gpu-id", "--gpu-id-step")
+)
+"""Flags that several engines of one host cannot share: ports, and GPUs, of which each engine sees its own alone."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable with the GPUs that a process sees. The server's own may name a part of the host's."""
 
 
 class SGLangKind(EngineKind):
     loses_adapter_count = True
+    has_replicas = True
 
     def child(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit) -> Child:
+        return self._child(settings, data, port, on_exit, "engine", {})
+
+    def replica(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit, number: int) -> Child:
+        each = _gpus_of(settings.engine)
+        own = _visible(each * settings.engine.replicas)[each * (number - 1) : each * number]
+        return self._child(settings, data, port, on_exit, f"engine {number}", {VISIBLE: ",".join(own)})
+
+    def _child(
+        self, settings: Settings, data: DataDir, port: int, on_exit: OnExit, name: str, environ: Mapping[str, str]
+    ) -> Child:
         engine = settings.engine
         has_adapters = settings.training.weights == "lora"
         folder = tokenizer_folder(settings.model, data.cache)
@@ -49,23 +71,24 @@ class SGLangKind(EngineKind):
             else None,
             dtype=launch.dtype_of(engine, settings.model),
         )
+        environ = {**launch.ENVIRON, **environ}
         return Child(
-            "engine",
-            ChildCommand(launch.MODULE, tuple(arguments), engine.python, launch.ENVIRON, ModuleSearch.ISOLATED),
-            log_file=data.logs / "engine.log",
+            name,
+            ChildCommand(launch.MODULE, tuple(arguments), engine.python, environ, ModuleSearch.ISOLATED),
+            log_file=data.logs / f"{name.replace(' ', '-')}.log",
             stop_grace_s=_STOP_GRACE_S,
             on_exit=on_exit,
         )
 
     def gpus(self, settings: Settings) -> tuple[GpuNeed, ...]:
-        words = [word for flag in settings.engine.args for word in flag.split("=", 1)]
-        sizes = {"tensor": 1, "data": 1}
-        for flag, value in pairwise(words):
-            if flag in _GPU_FLAGS and value.isdigit():
-                sizes[_GPU_FLAGS[flag]] = int(value)
-        return (GpuNeed(f"engine.args {' '.join(settings.engine.args)!r}", sizes["tensor"] * sizes["data"]),)
+        engine = settings.engine
+        replicas = f"engine.replicas {engine.replicas}, " if engine.replicas > 1 else ""
+        need = GpuNeed(f"{replicas}engine.args {' '.join(engine.args)!r}", engine.replicas * _gpus_of(engine))
+        return (need,)
 
     def problems(self, settings: Settings) -> Iterator[str]:
+        if settings.engine.replicas > 1:
+            yield from _replica_problems(settings.engine)
         folder = Path(settings.model.path).expanduser()
         if settings.training.enabled and (folder / "config.json").is_file():  # of other models `child` tells it
             try:
@@ -86,6 +109,39 @@ class SGLangKind(EngineKind):
             yield Finding("sglang", "differs", "no flash attention kernels: attention by triton")
         if not found.has_flashinfer:
             yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
+
+
+def _words(engine: EngineSettings) -> list[str]:
+    return [word for flag in engine.args for word in flag.split("=", 1)]
+
+
+def _gpus_of(engine: EngineSettings) -> int:
+    """Return the GPUs of one engine."""
+    words = _words(engine)
+    sizes = {"tensor": 1, "pipeline": 1, "data": 1}
+    for flag, value in pairwise(words):
+        if flag in _GPU_FLAGS and value.isdigit():
+            sizes[_GPU_FLAGS[flag]] = int(value)
+    if "--enable-dp-attention" in words:
+        sizes["data"] = 1  # its data parallelism divides the tensor-parallel GPUs
+    return math.prod(sizes.values())
+
+
+def _visible(wanted: int) -> list[str]:
+    """Return the names of the GPUs that this process sees; without a list of them, the first ones by number."""
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return [str(number) for number in range(wanted)]
+    return [name.strip() for name in named.split(",") if name.strip()]
+
+
+def _replica_problems(engine: EngineSettings) -> Iterator[str]:
+    """Yield the settings under which several engines cannot run on one host."""
+    for flag in sorted(_ONE_ENGINES.intersection(_words(engine))):
+        yield f"engine.args {flag}: with engine.replicas the server gives each engine its own port and GPUs"
+    wanted = engine.replicas * _gpus_of(engine)
+    if (named := len(_visible(wanted))) < wanted:
+        yield f"engine.replicas {engine.replicas}: wants {wanted} GPUs, and {VISIBLE} names {named}"
 
 
 KIND = SGLangKind()

@@ -1,6 +1,7 @@
 """Routes of the operator: `/healthz`, `/v1/admin/*`, and through `status` `/metrics`.
 
-This module holds the routes that change the server: roll back, pin, pause learning, train, forget. `/healthz` answers
+This module holds the routes that change the server: roll back, pin, pause learning, train, forget, drain an engine.
+`/healthz` answers
 every client with one word, and with the admin key also lists the problems. Every other route needs the admin key, which
 is compared in constant time. No answer holds a secret.
 """
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from openclaw_rl.data_dir import proof_of
+from openclaw_rl.engines.pool_drains import EngineDrains
 from openclaw_rl.errors import LedgerError, LedgerUnavailable, RequestError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.publisher import Publisher
@@ -42,6 +44,13 @@ class PolicyPin(Pin, _OfPolicy):
 
 class PolicyLearning(Learning, _OfPolicy):
     """Switch of one policy's learning; that of the shared policy is everyone's."""
+
+
+class EngineChange(Body):
+    """Change of one engine of a pool."""
+
+    drained: bool
+    """True: it finishes what runs and gets no more requests. False: it comes back."""
 
 
 class Forget(Body):
@@ -84,6 +93,8 @@ class Controls:
     """None: versions cannot be compared."""
     users: UsersDeps | None = None
     """None: no list of users."""
+    drains: EngineDrains | None = None
+    """None: the server has one engine."""
 
 
 def add_control_routes(guarded: APIRouter, controls: Controls) -> None:
@@ -142,6 +153,21 @@ def add_control_routes(guarded: APIRouter, controls: Controls) -> None:
         return JSONResponse(plain(forgotten) | {"rebuilt": plain(rebuilt), "not_rebuilt": not_rebuilt})
 
 
+def add_engine_routes(guarded: APIRouter, condition: Condition, drains: EngineDrains | None) -> None:
+    @guarded.get("/v1/admin/engines")
+    async def engines() -> JSONResponse:
+        """Return the engines of a pool, in the order of their numbers; of one engine alone, an empty list."""
+        return JSONResponse({"engines": [plain(engine) for engine in condition.engines()]})
+
+    @guarded.post("/v1/admin/engines/{number}")
+    async def change_engine(number: int, body: EngineChange) -> JSONResponse:
+        """Drain an engine of a pool, or let it come back; return its state. The last one that serves stays (409)."""
+        if drains is None:
+            said = "this server has one engine, which cannot be drained (engine.urls and engine.replicas make a pool)"
+            raise RequestError(said, status=409, code="no_pool")
+        return JSONResponse(plain(await drains.set(number, body.drained)))
+
+
 def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, controls: Controls) -> APIRouter:
     router = APIRouter()
     key = Secret(admin_key)
@@ -179,6 +205,7 @@ def build_admin_router(admin_key: str, condition: Condition, info: ServerInfo, c
     add_status_routes(guarded, condition, info, last_gate=lambda policy: controls.publisher.last_gate_of(policy))
     add_policies_route(guarded, controls.ledger)
     add_control_routes(guarded, controls)
+    add_engine_routes(guarded, condition, controls.drains)
     if controls.comparison is not None:
         add_compare_route(guarded, controls.comparison)
     if controls.users is not None:

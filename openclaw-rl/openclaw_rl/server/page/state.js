@@ -64,6 +64,7 @@ function tiles(status) {
   const failed = Object.entries(judge).filter(([name]) => name.includes("failed")).reduce((sum, [, n]) => sum + n, 0);
   return [
     tile("Engine", status.engine.is_open ? "answers" : "not ready", [status.engine.kind, engine && ` · ${engine.ends}`], !status.engine.is_open),
+    ...engineTiles(status),
     tile("Judge", status.judge.kind === "llm" ? "a model" : status.judge.kind, failed ? many(failed, "failed call") : "no failed call"),
     tile("Trainer", !training.enabled ? "off" : trainer?.isDown ? "not running" : status.learning ? "learns" : "paused",
       training.enabled ? [trainer ? trainer.ends : status.trainer.kind, ` · ${heard}`] : "training.enabled is off", training.enabled && trainer?.isDown),
@@ -71,6 +72,15 @@ function tiles(status) {
     disk && tile("Disk", `${bytes(disk.free)} free`, `ledger ${bytes(disk.ledger)} · ${percent(1 - disk.free / disk.total)} in use`, disk.free < 1e9),
     tile("Version", `v${status.serving}`, [status.pinned === null ? "" : "pinned · ", `tip v${status.tip}${status.policies > 1 ? ` · ${nameOf(status.policy)}` : ""} · since ${when(status.started_at)}`]),
   ];
+}
+
+/** A tile for each engine of a pool; none for one engine alone. */
+function engineTiles(status) {
+  return status.engines.map((engine, place) => {
+    const own = child(status, engine.name), isOut = !engine.is_in && !engine.is_drained;
+    const load = `${engine.running} running · ${many(engine.sessions, "session")}`;
+    return tile(`Engine ${place + 1}`, engine.is_drained ? "drained" : engine.is_in ? "serves" : "out of the pool", [own ? own.ends : engine.engine, ` · ${load}`], isOut);
+  });
 }
 
 function ownTiles({ policy, serving, pinned, tip, learning, waiting, practice_waiting: practice, training }) {

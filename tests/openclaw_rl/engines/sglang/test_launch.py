@@ -3,14 +3,24 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.sglang import launch
-from openclaw_rl.engines.sglang.kind import KIND
+from openclaw_rl.engines.sglang.kind import KIND, VISIBLE
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.settings import EngineSettings, PoliciesSettings, PublisherSettings, TrainerSettings, load
+from openclaw_rl.settings import (
+    EngineSettings,
+    ModelSettings,
+    PoliciesSettings,
+    PublisherSettings,
+    Settings,
+    TrainerSettings,
+    load,
+)
 
 OPTIONS = frozenset(
     {
@@ -110,6 +120,62 @@ def test_an_interpreter_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def environment(root: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     return root / "bin" / "python"
+
+
+def replica_settings(replicas: int, args: Sequence[str]) -> Settings:
+    return load(None, {"engine.kind": "sglang", "engine.replicas": replicas, "engine.args": list(args)}, {})
+
+
+@pytest.mark.parametrize(
+    ("visible", "args", "gpus"),
+    [
+        (None, (), ["0", "1", "2"]),
+        (None, ("--tp", "2"), ["0,1", "2,3", "4,5"]),
+        ("7,3,1,0", (), ["7", "3", "1"]),
+        ("GPU-a, GPU-b,GPU-c", (), ["GPU-a", "GPU-b", "GPU-c"]),
+    ],
+)
+def test_each_of_several_engines_sees_gpus_of_its_own(
+    visible: str | None, args: tuple[str, ...], gpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    monkeypatch.setattr(launch, "look", lambda _: WHOLE)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    settings = replica_settings(3, args).model_copy(update={"model": ModelSettings(path=str(tmp_path))})
+    assert list(KIND.problems(settings)) == []
+    assert [need.gpus for need in KIND.gpus(settings)] == [3 * len(gpus[0].split(","))]
+
+    async def on_exit() -> None: ...
+
+    data = DataDir.prepare(tmp_path / "data")
+    children = [KIND.replica(settings, data, 7000 + number, on_exit, number) for number in (1, 2, 3)]
+    assert [child.name for child in children] == ["engine 1", "engine 2", "engine 3"]
+    assert [child.command.environ[VISIBLE] for child in children] == gpus
+    assert [set(launch.ENVIRON) <= child.command.environ.keys() for child in children] == [True] * 3
+    alone = KIND.child(settings, data, 7000, on_exit)
+    assert alone.name == "engine"
+    assert VISIBLE not in alone.command.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "args", "says"),
+    [
+        ("0,1", ("--tp", "2"), "engine.replicas 2: wants 4 GPUs, and CUDA_VISIBLE_DEVICES names 2"),
+        ("", (), "engine.replicas 2: wants 2 GPUs, and CUDA_VISIBLE_DEVICES names 0"),
+        ("0,1", ("--base-gpu-id=1",), "engine.args --base-gpu-id: with engine.replicas the server gives each engine"),
+        ("0,1", ("--port", "9"), "engine.args --port: with engine.replicas the server gives each engine its own port"),
+    ],
+)
+def test_several_engines_that_do_not_fit_are_refused(
+    visible: str, args: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, visible)
+    (problem,) = KIND.problems(replica_settings(2, args))
+    assert problem.startswith(says)
+    assert list(KIND.problems(replica_settings(1, args))) == []
 
 
 MISTRAL = {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
