@@ -166,7 +166,8 @@ async def run_load(
     pids["server"] = server.process.pid
     users, chance = sorted(people.keys), random.Random(options.seed)
     started = time.perf_counter()
-    limits = httpx.Limits(max_connections=None)
+    # A connection is given up before the servers close it, which they do after five seconds.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
 
     async def look() -> None:
         while not stop.is_set():
