@@ -149,6 +149,12 @@ def test_an_event_is_a_reply_or_an_error_of_ours(said):
     assert isinstance(error_message(data), str)
 
 
+def test_an_engines_error_shows_no_picture() -> None:
+    said = b'{"error": {"message": "Error while loading data data:image/png;base64,iVBORw0KGgo=: bad"}}'
+    assert error_message(said) == "Error while loading data data:image/png;base64,\u2026: bad"
+    assert "iVBOR" not in error_message(said[:-20])
+
+
 def _fits(value: object) -> bool:
     try:
         orjson.dumps(value)

@@ -24,6 +24,7 @@ import orjson
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from openclaw_rl.errors import EngineFaulty, EngineGone, EngineRefused
+from openclaw_rl.types.pictures import without_data
 
 _MAX_HEAD, _MAX_ERROR = 64 * 2**10, 2**20
 _MAX_LINE = 32 * 2**20
@@ -315,8 +316,8 @@ def error_message(body: bytes) -> str:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body[:MOST_WORDS].decode("utf-8", "replace")
+        return without_data(body.decode("utf-8", "replace"))[:MOST_WORDS]
     error = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(error, dict):
         error = error.get("message", error.get("error_message", error))  # the second: of SGLang's adapters
-    return (error if isinstance(error, str) else str(error))[:MOST_WORDS]
+    return without_data(error if isinstance(error, str) else str(error))[:MOST_WORDS]

@@ -31,7 +31,9 @@ def put(db: sqlite3.Connection, request: int, pictures: Sequence[Picture]) -> No
     """Write the pictures of a request. Raises LedgerError if one is neither given nor here, or cannot be written."""
     for number, picture in enumerate(pictures):
         digest = bytes.fromhex(picture.digest)
-        _write(_folder(db), picture)
+        # A file without a row may be half deleted: it is written again.
+        is_known = db.execute("SELECT 1 FROM picture WHERE digest = ?", (digest,)).fetchone() is not None
+        _write(_folder(db), picture, is_known=is_known)
         db.execute(
             "INSERT OR IGNORE INTO picture (digest, width, height, bytes) VALUES (?, ?, ?, ?)",
             (digest, picture.width, picture.height, (_folder(db) / picture.digest).stat().st_size),
@@ -68,6 +70,8 @@ def sweep(db: sqlite3.Connection) -> bool:
         files = list(folder.iterdir())
     except FileNotFoundError:
         return True
+    except OSError:  # too many open files, or a folder of another owner: it costs this sweep, and no write
+        return False
     named = set(names(db))
     is_done = True
     for file in files:
@@ -96,7 +100,9 @@ def faults(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def names(db: sqlite3.Connection) -> list[str]:
-    """Return the digests of all pictures."""
+    """Return the digests of all pictures; none of a ledger from before they were kept."""
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'picture'").fetchone() is None:
+        return []
     return [digest.lower() for (digest,) in db.execute("SELECT hex(digest) FROM picture")]
 
 
@@ -128,9 +134,9 @@ def _folder(db: sqlite3.Connection) -> Path:
     return next(folder_of(Path(file)) for _, name, file in db.execute("PRAGMA database_list") if name == "main")
 
 
-def _write(folder: Path, picture: Picture) -> None:
+def _write(folder: Path, picture: Picture, *, is_known: bool) -> None:
     file = folder / picture.digest
-    if file.is_file():
+    if is_known and file.is_file():
         return
     if picture.data is None:
         raise LedgerError(f"picture {picture.digest} is not in the ledger")
@@ -159,6 +165,8 @@ def _write_file(file: Path, data: bytes) -> None:
 
 def _delete(file: Path) -> None:
     """Overwrite the file with zeros, as SQLite does with deleted rows, and delete it."""
+    if not file.name.startswith("."):  # no reader may take the zeros for the picture
+        file = file.rename(file.with_name(f".{file.name}"))
     with file.open("r+b") as out:
         left = out.seek(0, os.SEEK_END)
         out.seek(0)

@@ -122,12 +122,12 @@ def backup(ledger: Path, copy: Path) -> int:
             source.backup(target)
             target.execute("PRAGMA journal_mode = DELETE")  # a server that opens it makes it a WAL file again
             (problem,) = target.execute("PRAGMA quick_check(1)").fetchone()
+            if problem != "ok":
+                raise LedgerError(f"the copy of {ledger} is damaged, and so may be the ledger: {problem}")
             size = pictures.copy_files(pictures.names(target), pictures.folder_of(ledger), pictures.folder_of(copy))
         finally:
             source.close()
             target.close()
-        if problem != "ok":
-            raise LedgerError(f"the copy of {ledger} is damaged, and so may be the ledger: {problem}")
     except sqlite3.Error as error:
         copy.unlink()
         raise LedgerError(f"cannot copy the ledger {ledger}: {error}") from error

@@ -270,7 +270,7 @@ class Writer:
 def _alone(db: sqlite3.Connection, job: _Job) -> _Outcome:
     try:
         return _Outcome(job.work(db))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:  # OSError: of the pictures' folder
         return _Outcome(error=LedgerUnavailable(f"the ledger cannot be written: {error}"))
 
 

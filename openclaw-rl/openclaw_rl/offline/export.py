@@ -124,6 +124,8 @@ def export(
     """
     if format == "parquet":
         _pyarrow()  # before the file is made
+    if pictures.folder_of(out).exists():  # before the rows are written
+        raise SettingsError(f"{pictures.folder_of(out)}: File exists")
     with Snapshot.of(ledger) as snapshot:
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from openclaw_rl.errors import SettingsError
+from openclaw_rl.types.pictures import without_data
 
 HIGHEST_PORT = 55_535
 """SGLang adds 10,000 to its port for gRPC and refuses a sum above 65,535, also with gRPC off."""
@@ -86,7 +87,7 @@ def last_error(log_file: Path) -> str:
     lines = [line.strip() for line in _tail(log_file).split("\n") if line.strip()]
     errors = (line for line in reversed(lines) if _ERROR.search(line))
     said = next(errors, lines[-1] if lines else "it said nothing")
-    return f"{said[:LONGEST_LINE]} ({log_file})"
+    return f"{without_data(said)[:LONGEST_LINE]} ({log_file})"
 
 
 def _tail(log_file: Path) -> str:

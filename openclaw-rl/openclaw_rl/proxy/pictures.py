@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.settings import PictureSettings
-from openclaw_rl.types.pictures import PICTURE_PARTS, Picture
+from openclaw_rl.types.pictures import PICTURE_PARTS, PLACE, Picture
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _JPEG = b"\xff\xd8"
@@ -53,7 +53,7 @@ class PictureReader:
             for number, part in enumerate(parts):
                 if part.type not in PICTURE_PARTS:
                     continue
-                at = f"messages[{index}].content[{number}]"
+                at = _place_of(part) or f"messages[{index}].content[{number}]"
                 if self.refusal is not None:
                     raise RequestError(f"{at}: a picture, and {self.refusal}", code="unsupported_content", param=at)
                 count += 1
@@ -104,10 +104,13 @@ class PictureReader:
                         f"{width} x {height} pixels are more than pictures.max_pixels ({self._settings.max_pixels})",
                         "large",
                     )
-                if getattr(image, "n_frames", 1) > 1:
+                # Phones write a JPEG with a smaller copy behind it (MPO): the first frame is the picture.
+                if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
                     raise _refused(at, "the picture has more than one frame", "parse_error")
                 image.convert("RGB")
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except RequestError:
+            raise
+        except Exception as error:  # Pillow's plug-ins raise what they meet in a broken file, struct.error too
             raise _refused(at, "the picture is no PNG, JPEG or WebP that can be read", "parse_error") from error
         return width, height
 
@@ -122,6 +125,12 @@ def _as_png(data: bytes) -> bytes:
 
 def _parts(message: Message) -> Sequence[ContentPart]:
     return message.content if isinstance(message.content, list) else ()
+
+
+def _place_of(part: ContentPart) -> str | None:
+    """Return the place of a picture that another dialect's body had."""
+    place = (part.model_extra or {}).get(PLACE)
+    return place if isinstance(place, str) else None
 
 
 def _url_of(part: ContentPart, at: str) -> str:

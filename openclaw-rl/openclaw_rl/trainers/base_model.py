@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from openclaw_rl.errors import SettingsError
-from openclaw_rl.models import resolve
+from openclaw_rl.models import resolve, vision
 from openclaw_rl.models.resolve import ResolvedModel
 from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.full import FullPolicy
@@ -41,7 +41,7 @@ def make_policy(
         policy.eyes = None if pictures is None else Eyes.of(base, resolved.folder, pictures)
         return policy
     base = resolve.load_model(resolved, dtype_of(settings), settings.device)
-    if hasattr(base.config, "vision_config"):
+    if vision.KNOWN.intersection(getattr(base.config, "architectures", None) or ()):
         raise SettingsError(
             f'training.weights "full": {resolved.name} has a vision tower, and only adapters of its language model are '
             "trained"

@@ -15,6 +15,9 @@ from openclaw_rl.messages import ContentPart, Message
 
 PICTURE_PARTS = frozenset({"image_url", "input_image"})
 """Types of parts that hold a picture."""
+PLACE = "client_place"
+"""Field of a picture's part with its place in the body of another dialect, for errors."""
+_DATA = re.compile(r"(data:image/[\w.+-]+;base64,)[A-Za-z0-9+/=]+")
 _URL = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -49,6 +52,11 @@ def pictures_in(messages: Iterable[Message]) -> tuple[Picture, ...]:
     """Return the pictures that the messages refer to, in their order; a picture that comes twice is there twice."""
     parts = (part for said in messages if isinstance(said.content, list) for part in said.content)
     return tuple(found for part in parts if (found := picture_of(part)) is not None)
+
+
+def without_data(text: str) -> str:
+    """Return a text of another program with no picture in it: an error of its may quote the URL of one."""
+    return _DATA.sub(r"\1…", text)
 
 
 def words_of(message: Message) -> str:

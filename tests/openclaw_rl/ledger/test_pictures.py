@@ -1,9 +1,11 @@
 """Pictures beside the ledger: stored once, masked, copied, and deleted with the last turn that shows them."""
 
+import errno
 import hashlib
 import json
 import sqlite3
 import stat
+from pathlib import Path
 
 import pytest
 from ledger import IDENTITY, give_sample
@@ -12,6 +14,7 @@ from turns import make_request, make_turn, serve_turn
 
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import Ledger, pictures
+from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.ledger.snapshot import backup
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
@@ -107,6 +110,43 @@ async def test_a_file_that_a_crash_left_goes_at_the_next_start(tmp_path, opened)
     ledger = await opened()
     assert files(tmp_path) == {ONE.digest}
     await ledger.aclose()
+
+
+async def test_a_folder_that_cannot_be_listed_costs_a_sweep_and_no_write(tmp_path, opened, monkeypatch) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, session="gone"), make_turn("a"))
+    own = Path.iterdir
+
+    def iterdir(folder: Path):
+        if folder.suffix == ".pictures":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return own(folder)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "iterdir", iterdir)
+        assert not (await ledger.forget("gone")).is_scrubbed
+        await serve_turn(ledger, shown("b", TWO, session="stays"), make_turn("b"))
+    assert files(tmp_path) == {ONE.digest, TWO.digest}
+    await ledger.aclose()
+    ledger = await opened()
+    assert files(tmp_path) == {TWO.digest}
+    await ledger.aclose()
+
+
+async def test_a_half_deleted_picture_is_written_anew_when_it_comes_again(tmp_path, opened) -> None:
+    ledger = await opened()
+    folder = pictures.folder_of(tmp_path / "l.db")
+    folder.mkdir()
+    (folder / ONE.digest).write_bytes(bytes(len(ONE.data)))  # no row names it
+    await serve_turn(ledger, shown("a", ONE), make_turn("a"))
+    assert (folder / ONE.digest).read_bytes() == ONE.data
+    await ledger.aclose()
+
+
+async def test_a_ledger_from_before_the_pictures_is_copied(tmp_path) -> None:
+    with sqlite3.connect(tmp_path / "old.db") as db:
+        migrate(db, MIGRATIONS[:7])
+    assert backup(tmp_path / "old.db", tmp_path / "copy.db") > 0
 
 
 async def test_the_audit_finds_a_picture_without_its_file(tmp_path, opened) -> None:

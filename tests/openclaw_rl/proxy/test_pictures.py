@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import zlib
 
 import pytest
 from pictures import PictureEngine, data_url, opened, picture_file, picture_part
@@ -197,6 +198,13 @@ async def test_a_picture_in_a_tools_result_of_anthropics_dialect(seeing_proxy) -
         assert len(engine.sent[0].image_data) == 1
 
 
+def with_broken_chunk(png: bytes) -> bytes:
+    """Return the PNG with a chunk of a colour profile behind its pixels that is too short."""
+    end = png.rindex(b"IEND") - 4
+    chunk = b"cHRM" + b"\0" * 3
+    return png[:end] + (3).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + png[end:]
+
+
 def animated():
     frames = [Image.new("RGB", (8, 8), shade) for shade in ("red", "blue")]
     out = io.BytesIO()
@@ -214,6 +222,7 @@ def animated():
         ("data:image/png;base64,***", "image_parse_error", "not base64"),
         (data_url(b"no picture at all"), "image_parse_error", "no PNG, JPEG or WebP"),
         (data_url(ONE[:60]), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(with_broken_chunk(ONE)), "image_parse_error", "no PNG, JPEG or WebP"),
         (data_url(animated(), "image/webp"), "image_parse_error", "more than one frame"),
         (data_url(picture_file(200, 200)), "image_too_large", "pictures.max_pixels"),
         (data_url(picture_file(60, 60, form="PNG", compress_level=0)), "image_too_large", "pictures.max_mb"),
@@ -227,6 +236,74 @@ async def test_a_picture_that_cannot_be_taken_is_a_400(seeing_proxy, url, code, 
         assert (reply.status_code, error["code"], error["param"]) == (400, code, "messages[0].content[1]")
         assert says in error["message"]
         assert engine.sent == proxy.book.log == []
+
+
+async def test_the_first_frame_of_a_phones_jpeg_is_the_picture(seeing_proxy) -> None:
+    frames = [Image.new("RGB", (40, 24), shade) for shade in ("red", "blue")]
+    out = io.BytesIO()
+    frames[0].save(out, "MPO", save_all=True, append_images=frames[1:])
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        reply = await proxy.post(asked(picture_part(out.getvalue(), "image/jpeg")))
+        assert reply.status_code == 200, reply.text
+        sent = base64.b64decode(engine.sent[0].image_data[0].partition(",")[2])
+    red, _, blue = Image.open(io.BytesIO(sent)).getpixel((0, 0))
+    assert red > 200 > 50 > blue
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (
+            "/v1/responses",
+            {
+                "instructions": "Be brief.",
+                "input": [
+                    {"role": "user", "content": "hello"},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_text", "text": "look"},
+                            {"type": "input_image", "image_url": data_url(ONE)},
+                        ],
+                    },
+                ],
+            },
+            "input[1].content[1]",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 4,
+                "system": "Be brief.",
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "look"},
+                            {
+                                "type": "image",
+                                "source": {
+                                    "type": "base64",
+                                    "media_type": "image/png",
+                                    "data": base64.b64encode(ONE).decode(),
+                                },
+                            },
+                        ],
+                    }
+                ],
+            },
+            "messages[0].content[1]",
+        ),
+    ],
+)
+async def test_a_refused_picture_has_its_place_in_the_clients_own_body(seeing_proxy, path, body, place) -> None:
+    start, engine = seeing_proxy(refusal="this model reads text only")
+    async with start as proxy:
+        reply = await proxy.client.post(path, json={"model": "m", **body})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(f"{place}: a picture")
+        assert engine.sent == []
 
 
 async def test_more_pictures_than_a_request_may_have(seeing_proxy) -> None:

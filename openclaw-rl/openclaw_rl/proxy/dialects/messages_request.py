@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.body import ParsedBody, check_depth, checked, explained, load
+from openclaw_rl.types.pictures import PLACE
 
 _SHARED = (
     "model", "stream", "temperature", "top_p", "top_k", "max_tokens", "chat_template_kwargs", "seed", "session_done",
@@ -218,9 +219,11 @@ def _part(block: Mapping[str, Any], at: str) -> dict[str, Any]:
     """Return a block as a part of a chat message: a text, or a picture as a URL."""
     match block:
         case {"type": "image", "source": {"type": "base64", "media_type": str(media), "data": str(data)}}:
-            return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
+            return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}, PLACE: at}
         case {"type": "image", "source": {"type": "url", "url": str(url)}}:
-            return {"type": "image_url", "image_url": {"url": url}}
+            return {"type": "image_url", "image_url": {"url": url}, PLACE: at}
+        case {"type": "image", "source": {"type": "file"}}:
+            raise RequestError(f"{at}: a picture by name: this server keeps no files of clients", param=at)
         case _:
             return {"type": "text", "text": _text(block, at)}
 

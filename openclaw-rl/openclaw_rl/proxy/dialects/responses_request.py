@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.body import ParsedBody, check_depth, checked, explained, load
+from openclaw_rl.types.pictures import PLACE
 
 _SHARED = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
@@ -220,10 +221,9 @@ def _content(content: Any, at: str) -> Any:
     found: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         if _is_picture(part):
-            found.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
-        else:  # one at a time, so that an error has the part's own place
-            said = _texts([*[{"type": "text", "text": ""}] * index, part], at)
-            found.append({"type": "text", "text": said[-1]})
+            found.append({"type": "image_url", "image_url": {"url": part["image_url"]}, PLACE: f"{at}[{index}]"})
+        else:
+            found.append({"type": "text", "text": _text_of(part, f"{at}[{index}]")})
     return found
 
 
@@ -237,20 +237,26 @@ def _texts(content: Any, at: str) -> list[str]:
         return [content]
     if not isinstance(content, list):
         raise RequestError(f"{at}: a text, or a list of parts, is needed", param=at)
-    found = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-        if kind not in ("input_text", "output_text", "text", "refusal"):
-            raise RequestError(
-                f"{at}[{index}]: this model reads text only; the part is of type {kind!r}",
-                code="unsupported_content",
-                param=f"{at}[{index}]",
-            )
-        if not isinstance(text, str):
-            raise RequestError(f"{at}[{index}].text: a text is needed", param=f"{at}[{index}].text")
-        found.append(text)
-    return found
+    return [_text_of(part, f"{at}[{index}]") for index, part in enumerate(content)]
+
+
+def _text_of(part: Any, at: str) -> str:
+    """Return the text of one part. Raises RequestError for a part that is no text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "input_image":
+        raise RequestError(
+            f"{at}: a picture without image_url: this server keeps no files of clients",
+            code="unsupported_content",
+            param=at,
+        )
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind not in ("input_text", "output_text", "text", "refusal"):
+        raise RequestError(
+            f"{at}: this model reads text only; the part is of type {kind!r}", code="unsupported_content", param=at
+        )
+    if not isinstance(text, str):
+        raise RequestError(f"{at}.text: a text is needed", param=f"{at}.text")
+    return text
 
 
 def _plain(content: Any) -> str:

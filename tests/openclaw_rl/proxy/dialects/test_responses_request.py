@@ -125,7 +125,12 @@ def test_the_fields_have_their_chat_names() -> None:
         ({"input": []}, "input", "a text, or a list of items"),
         ({"input": [{"type": "message", "role": "bard", "content": "a"}]}, "input[0].role", "user, assistant"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "item_reference"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "text only"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "no files of"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0]",
+            "no",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "a text"),
         ({"input": [{"role": "user", "content": 7}]}, "input[0].content", "a text"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", "a text"),
