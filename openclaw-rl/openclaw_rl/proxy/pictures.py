@@ -53,9 +53,11 @@ class PictureReader:
             for number, part in enumerate(parts):
                 if part.type not in PICTURE_PARTS:
                     continue
-                at = _place_of(part) or f"messages[{index}].content[{number}]"
+                place = _place_of(part)
+                at = place or f"messages[{index}].content[{number}]"
                 if self.refusal is not None:
-                    raise RequestError(f"{at}: a picture, and {self.refusal}", code="unsupported_content", param=at)
+                    what = "a picture" if place else f"a picture ({part.type})"
+                    raise RequestError(f"{at}: {what}, and {self.refusal}", code="unsupported_content", param=at)
                 count += 1
                 if count > self._settings.max_per_request:
                     raise _refused(at, f"more than {self._settings.max_per_request} pictures in one request", "many")
