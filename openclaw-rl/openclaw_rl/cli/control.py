@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from openclaw_rl.cli import render
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, PolicyOption, call, chat_key, fail, target
+from openclaw_rl.cli.options import (
+    ConfigOption,
+    DataDirOption,
+    PolicyOption,
+    call,
+    chat_key,
+    fail,
+    must_stand_behind,
+    target,
+)
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.types import SHARED_POLICY
 
@@ -166,6 +175,7 @@ def engines(
     data_dir: DataDirOption = None,
 ) -> None:
     if context.invoked_subcommand is not None:
+        must_stand_behind(context, as_json, config, data_dir)
         return
     rows = call("GET", "/v1/admin/engines", config, data_dir)["engines"]
     if as_json:

@@ -142,3 +142,12 @@ def fail(message: str) -> NoReturn:
     for line in message.split("\n"):
         print(f"openclaw-rl: {line}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def must_stand_behind(context: typer.Context, *options: object) -> None:
+    """Refuse options that stand before a subcommand. Raises typer.BadParameter.
+
+    The subcommand does not see them: it would ask the server of the default data directory.
+    """
+    if any(options):
+        raise typer.BadParameter(f"put the options behind `{context.info_name} {context.invoked_subcommand}`")

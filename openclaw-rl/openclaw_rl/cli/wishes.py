@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from openclaw_rl.cli import render
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, target
+from openclaw_rl.cli.options import ConfigOption, DataDirOption, call, chat_key, must_stand_behind, target
 
 app = typer.Typer()
 wishes_app = typer.Typer(
@@ -25,8 +25,10 @@ WishArgument = Annotated[int, typer.Argument(help="Number of the wish, from `ope
 def wishes(
     context: typer.Context, key: KeyOption = None, config: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    if context.invoked_subcommand is None:
-        _list(key, config, data_dir)
+    if context.invoked_subcommand is not None:
+        must_stand_behind(context, key, config, data_dir)
+        return
+    _list(key, config, data_dir)
 
 
 @wishes_app.command("list", short_help="List your wishes.")

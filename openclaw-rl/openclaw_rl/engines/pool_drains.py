@@ -53,8 +53,10 @@ class EngineDrains:
                 member.left.set()  # its watch looks at it now
                 log.info("engine_undrained", engine=member.name)
             try:
-                names = [one.name for one in self._pool.every if one.is_drained]
-                await asyncio.to_thread(write_json, self._file, names)
+                own = {one.name for one in self._pool.every}
+                others = [name for name in sorted(_read(self._file)) if name not in own]  # out of the settings for now
+                drained = [one.name for one in self._pool.every if one.is_drained]
+                await asyncio.to_thread(write_json, self._file, [*others, *drained])
             except OSError as error:
                 log.warning("drains_not_kept", reason="a restart forgets them", error=str(error))
         return self._pool.statuses()[number - 1]

@@ -202,9 +202,11 @@ async def _first_answer(
         if fault is None:
             with contextlib.suppress(EngineGone):  # gone again
                 return await engine.model_info()
-        if life.children and all(child.status().restarts > 2 for child in life.children):  # one is enough
-            child = life.children[0]
-            raise EngineError(f"the {child.name} does not start: {child.last_error()}")
+        drained = [one.name for one in engine.every if one.is_drained] if isinstance(engine, PooledEngine) else []
+        kept_out = f"; drained engines are kept out ({', '.join(drained)}; run/drained.json)" if drained else ""
+        awaited = [child for child in life.children if child.name not in drained]
+        if awaited and all(child.status().restarts > 2 for child in awaited):  # one is enough
+            raise EngineError(f"the {awaited[0].name} does not start: {awaited[0].last_error()}{kept_out}")
         for child in life.children:
             state = "ended" if child.status().pid is None else "runs: it loads its model"
             whose = "its process" if len(life.children) == 1 else f"the process of {child.name}"
@@ -212,7 +214,7 @@ async def _first_answer(
         waited_s = time.monotonic() - began
         door.waits_for = f"not up yet: {fault}"
         if waited_s > timeout_s:
-            raise EngineError(f"the engine did not come up within {timeout_s:g} s: {fault}")
+            raise EngineError(f"the engine did not come up within {timeout_s:g} s: {fault}{kept_out}")
         if waited_s - told_at >= _TELL_EVERY_S:
             told_at = waited_s
             log.info("waiting_for_engine", waited_s=round(waited_s), because=fault)

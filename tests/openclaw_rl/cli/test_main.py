@@ -99,6 +99,17 @@ def test_a_command_names_the_policy_that_it_acted_on(admin: list[str | None], tm
     assert CliRunner().invoke(app, ["policies", "--json", "--data-dir", str(tmp_path)]).output == "[]\n"
 
 
+@pytest.mark.parametrize("command", [["engines", "drain", "2"], ["wishes", "remove", "3"]])
+def test_options_before_a_subcommand_are_refused_as_it_would_ask_another_server(
+    admin: list[str | None], tmp_path: Path, command: list[str]
+) -> None:
+    name, *rest = command
+    result = CliRunner().invoke(app, [name, "--data-dir", str(tmp_path), *rest])
+    assert result.exit_code == 2
+    assert f"put the options behind `{name} {rest[0]}`" in result.output.replace("\n", " ")
+    assert admin == []
+
+
 def test_another_program_on_the_port_gets_no_key(admin: list[str | None], tmp_path: Path) -> None:
     data = DataDir.prepare(tmp_path)
     url = Announcement.read(data).url

@@ -113,6 +113,7 @@ def test_a_device_needs_the_gpus_up_to_its_index(device: str, gpus: list[int]) -
         (["--tp", "2"], 2),
         (["--tp-size=4", "--dp", "2"], 8),
         (["--tp", "2", "--pp-size", "2"], 4),
+        (["--tp", "8", "--pp-size", "2", "--nnodes", "2"], 8),
         (["--tp", "4", "--dp", "2", "--enable-dp-attention"], 4),
         (["--tp", "many"], 1),
     ],

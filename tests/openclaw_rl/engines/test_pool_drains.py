@@ -1,6 +1,7 @@
 """An operator's drain: what runs ends there, nothing new goes there, and it comes back with what the others hold."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -119,6 +120,10 @@ async def test_a_restart_keeps_what_is_drained_as_long_as_one_engine_is_left(tmp
         await until(lambda: pool.statuses()[1].is_in)
     async with drained_pool(fakes, file) as (pool, _):
         assert not any(one.is_drained for one in pool.statuses())
+    file.write_text('["http://elsewhere"]')
+    async with drained_pool(fakes, file) as (_, drains):
+        await drains.set(1, True)
+    assert json.loads(file.read_text()) == ["http://elsewhere", "engine 1"], "out of the settings for a while"
     for content in ('["engine 1", "engine 2"]', "no list", "{}", '[1, "engine 9"]'):
         file.write_text(content)
         async with drained_pool(fakes, file) as (pool, _):

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
@@ -116,7 +116,7 @@ def _words(engine: EngineSettings) -> list[str]:
 
 
 def _gpus_of(engine: EngineSettings) -> int:
-    """Return the GPUs of one engine."""
+    """Return the GPUs that one engine needs on this host."""
     words = _words(engine)
     sizes = {"tensor": 1, "pipeline": 1, "data": 1}
     for flag, value in pairwise(words):
@@ -124,7 +124,8 @@ def _gpus_of(engine: EngineSettings) -> int:
             sizes[_GPU_FLAGS[flag]] = int(value)
     if "--enable-dp-attention" in words:
         sizes["data"] = 1  # its data parallelism divides the tensor-parallel GPUs
-    return math.prod(sizes.values())
+    hosts = next((int(value) for flag, value in pairwise(words) if flag == "--nnodes" and value.isdigit()), 1)
+    return max(1, math.prod(sizes.values()) // max(1, hosts))
 
 
 def _visible(wanted: int) -> list[str]:
@@ -132,7 +133,8 @@ def _visible(wanted: int) -> list[str]:
     named = os.environ.get(VISIBLE)
     if named is None:
         return [str(number) for number in range(wanted)]
-    return [name.strip() for name in named.split(",") if name.strip()]
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    return list(takewhile(lambda name: not name.startswith("-"), names))  # CUDA stops at -1
 
 
 def _replica_problems(engine: EngineSettings) -> Iterator[str]:

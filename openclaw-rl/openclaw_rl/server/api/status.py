@@ -65,7 +65,10 @@ class Condition:
         for number, engine in enumerate(self.engines(), 1):
             if engine.fault is not None:
                 found.append(f"engine {number}: {engine.fault}")
+        drained = {engine.name for engine in self.engines() if engine.is_drained}
         for child in self.children():
+            if child.name in drained:
+                continue
             if child.quick_exits >= OUT_AFTER:
                 found.append(
                     f"{child.name}: ended {child.quick_exits} times soon after its start, exit {child.last_exit}"
