@@ -47,7 +47,7 @@ class _Kept:
 
     def content(self) -> bytes:
         lost = self.total - len(self._head) - self._half
-        if len(self._tail) <= self._half or lost <= 0:
+        if lost <= 0:
             return bytes(self._head + self._tail)
         return bytes(self._head) + b"\n[... %d bytes left out ...]\n" % lost + bytes(self._tail[-self._half :])
 
@@ -246,9 +246,8 @@ def _send(answer: dict[str, Any]) -> None:
         data = data[os.write(1, data) :]
 
 
-def _forward(port: int, path: str) -> None:
-    """Lead each connection to the port of the loopback to the Unix socket; never returns."""
-    listener = socket.create_server(("127.0.0.1", port))
+def _forward(listener: socket.socket, path: str) -> None:
+    """Lead each connection to the listener to the Unix socket; never returns."""
     while True:
         near, _ = listener.accept()
         far = socket.socket(socket.AF_UNIX)
@@ -272,12 +271,16 @@ def _pipe(source: socket.socket, sink: socket.socket) -> None:
 def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     told = json.loads(sys.argv[1])
-    if told["limits"] is None:  # in a container: the forwarder alone
-        _forward(*told["forward"])
-    if told["forward"] and os.fork() == 0:
-        os.close(0)
-        os.close(1)
-        _forward(*told["forward"])
+    if told["forward"]:
+        port, path = told["forward"]
+        listener = socket.create_server(("127.0.0.1", port))  # before `ready`: the first command may connect at once
+        if told["limits"] is None:  # in a container: the forwarder alone
+            _forward(listener, path)
+        if os.fork() == 0:
+            os.close(0)
+            os.close(1)
+            _forward(listener, path)
+        listener.close()
     _Server(told["limits"]).run()
 
 
