@@ -53,13 +53,15 @@ class EngineDrains:
                 member.left.set()  # its watch looks at it now
                 log.info("engine_undrained", engine=member.name)
             try:
-                own = {one.name for one in self._pool.every}
-                others = [name for name in sorted(_read(self._file)) if name not in own]  # out of the settings for now
-                drained = [one.name for one in self._pool.every if one.is_drained]
-                await asyncio.to_thread(write_json, self._file, [*others, *drained])
+                await asyncio.to_thread(self._keep)
             except OSError as error:
                 log.warning("drains_not_kept", reason="a restart forgets them", error=str(error))
         return self._pool.statuses()[number - 1]
+
+    def _keep(self) -> None:
+        """Write the names of drained engines; those of engines that the settings do not name now stay. Blocks."""
+        others = _read(self._file) - {one.name for one in self._pool.every}
+        write_json(self._file, [*sorted(others), *(one.name for one in self._pool.every if one.is_drained)])
 
     def _member(self, number: int) -> Member:
         if not 1 <= number <= len(self._pool.every):

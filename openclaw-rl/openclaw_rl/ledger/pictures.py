@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from openclaw_rl.data_dir import write_private
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.types.pictures import Picture
 
@@ -149,14 +150,8 @@ def _write(folder: Path, picture: Picture, *, is_known: bool) -> None:
 
 def _write_file(file: Path, data: bytes) -> None:
     """Write a file of the owner alone that is whole or not there, also after a power cut."""
-    temporary = file.with_name(f".{file.name}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(file)
-    descriptor = os.open(file.parent, os.O_RDONLY)
+    write_private(file, data)
+    descriptor = os.open(file.parent, os.O_RDONLY)  # the new name has to outlast a power cut too
     try:
         os.fsync(descriptor)
     finally:

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from PIL import Image
-
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.settings import PictureSettings
@@ -97,6 +95,8 @@ class PictureReader:
 
     def _size(self, data: bytes, at: str) -> tuple[int, int]:
         """Decode the picture and return its width and height."""
+        from PIL import Image  # at the first picture: most servers never see one
+
         try:
             with Image.open(BytesIO(data), formats=_FORMATS) as image:
                 width, height = image.size
@@ -119,6 +119,8 @@ class PictureReader:
 
 def _as_png(data: bytes) -> bytes:
     """Return a readable picture as a PNG of the same pixels."""
+    from PIL import Image
+
     out = BytesIO()
     with Image.open(BytesIO(data), formats=_FORMATS) as image:
         image.convert("RGB").save(out, "PNG", compress_level=1)

@@ -211,7 +211,10 @@ def test_a_pass_that_recomputes_gives_the_same_gradient(pictures, frontend, make
         (batch,) = policy.cut(rows_of([one]), 512)
         policy.log_probs(batch, recompute=recompute)[0].sum().backward()
         gradients.append({name: copy.copy(p.grad) for name, p in policy.parameters.items()})
-    assert all(torch.allclose(gradients[0][name], gradients[1][name], atol=1e-6) for name in gradients[0])
+    for name, kept in gradients[0].items():
+        # Rounding of sums in another order, beside the largest entry: some entries are near zero.
+        rounding = 1e3 * torch.finfo(kept.dtype).eps * float(kept.abs().max())
+        assert torch.allclose(kept, gradients[1][name], rtol=0, atol=rounding), name
 
 
 def test_a_sample_whose_picture_is_gone_is_dropped_and_the_rest_is_trained(frontend, pictures, make_policy) -> None:
