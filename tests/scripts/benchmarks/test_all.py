@@ -8,8 +8,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
+from processes_below import lives
 
 from benchmarks import all as every
 from benchmarks.growth import Column, ledger
@@ -116,7 +116,7 @@ def test_a_benchmark_that_is_cut_leaves_no_process(tmp_path: Path, monkeypatch) 
     assert every.run(argparse.Namespace(minutes=0.1), tmp_path) == {"slow": "not done in 0.1 minutes"}
     child = int((tmp_path / "pid").read_text())
     end = time.monotonic() + 60
-    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+    while lives(child):
         assert time.monotonic() < end
         time.sleep(0.05)
 

@@ -1,12 +1,13 @@
 """BrowserGym's adapter over a stand-in of the package, with its process and its two browsers real."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import browser_gym_stand_in
-import psutil
 import pytest
+from processes_below import below, browsers
 
 from openclaw_rl.agents.environment import Outcome, load, whole_tasks
 from openclaw_rl.agents.environments import browser_gym
@@ -46,7 +47,7 @@ async def test_a_wrong_action_and_a_limit_of_steps_fail(environment: BrowserGym,
     task = whole_tasks(environment, "eval")[0]
     assert await play(environment, task, "click('no')") == Outcome(-1.0, {"steps": 1, "raw_reward": 0})
     assert await play(environment, task, "noop()", steps=2) == Outcome(-1.0, {"steps": 2, "raw_reward": 0})
-    assert not [one for one in psutil.Process().children(recursive=True) if "chrom" in one.name()]
+    assert browsers(below(os.getpid())) == []
 
 
 async def test_a_task_that_does_not_start_is_the_environments_fault(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import browser_gym_stand_in
-import psutil
 import pytest
 from browsing import listening
 from harness.host import Host, Server
 from harness.model import Vocabulary
 from harness.stubs import Stubs
+from processes_below import below, program, wait_for_end
 
 PATIENCE_S = 120.0
 PLUGIN = """
@@ -69,18 +69,6 @@ def start(tmp_path: Path, holding: tuple[Server, Stubs]) -> Callable[[str], "sub
     return started
 
 
-def browsers(family: list[psutil.Process]) -> list[psutil.Process]:
-    found = []
-    for process in family:
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if words and ("chrom" in Path(words[0]).name or Path(words[0]).name == "bwrap"):
-            found.append(process)
-    return found
-
-
 @pytest.mark.parametrize(
     ("environment", "victim"), [("miniwob", "server"), ("browsergym", "server"), ("browsergym", "runner")]
 )
@@ -95,20 +83,20 @@ def test_no_browser_is_left_when_the_server_or_the_runner_is_killed(
         try:
             while not stubs.running:  # the page was shown, and the policy is asked
                 assert runner.poll() is None
-            family = psutil.Process(runner.pid).children(recursive=True)
-            theirs = browsers(family)
+            family = below(runner.pid)
+            theirs = [process for process in family if program(process) == "bwrap" or "chrom" in program(process)]
             assert theirs
             if victim == "server":
                 server.kill()
                 if (
                     environment == "browsergym"
                 ):  # an episode's own: they go with it, while the runner waits for a server
-                    assert psutil.wait_procs(theirs, timeout=PATIENCE_S)[1] == []
+                    wait_for_end(theirs, PATIENCE_S)
                     assert runner.poll() is None
                 runner.send_signal(signal.SIGTERM)
             else:
                 runner.kill()
-            assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
+            wait_for_end(family, PATIENCE_S)
             runner.wait(PATIENCE_S)
         finally:
             runner.kill()

@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fastapi.responses import JSONResponse
 from playwright.async_api import Error
+from processes_below import below, browsers, kill, program, wait_for_end
 
 from openclaw_rl.agents.environment import Outcome, Task, load, whole_tasks
 from openclaw_rl.agents.environments.browser import _PROGRAMS
@@ -261,13 +260,14 @@ async def test_a_browser_that_died_is_a_fault_and_the_next_episode_has_a_new_one
 ) -> None:
     task = whole_tasks(environment, "train")[0]
 
-    def kill(messages: list[dict[str, Any]]) -> str:
-        for process in browsers(os.getpid()):
-            process.kill()
+    def kill_and_answer(messages: list[dict[str, Any]]) -> str:
+        killed = browsers(below(os.getpid()))
+        assert killed
+        kill(killed)
         return right(messages)
 
     with pytest.raises(EnvironmentFault, match="the browser failed"):
-        await play(environment, task, kill)
+        await play(environment, task, kill_and_answer)
     assert (await play(environment, task, right)).reward == 1.0
 
 
@@ -293,18 +293,6 @@ async def test_a_browser_that_does_not_start_says_why(pages: Path, tmp_path: Pat
     await environment.close()
 
 
-def browsers(root: int) -> list[psutil.Process]:
-    """Return the processes of Chromium below a process."""
-    return [process for process in psutil.Process(root).children(recursive=True) if is_browser(process)]
-
-
-def is_browser(process: psutil.Process) -> bool:
-    try:
-        return "chrom" in Path(next(iter(process.cmdline()), "")).name
-    except psutil.Error:
-        return False
-
-
 HOLDER = """
 import asyncio, sys
 from openclaw_rl.agents.environments.miniwob import MiniWob
@@ -325,23 +313,17 @@ def test_no_browser_is_left_when_a_part_is_killed(victim: str, pages: Path) -> N
         try:
             assert runner.stdout is not None
             assert runner.stdout.readline() == "ready\n"
-            family = psutil.Process(runner.pid).children(recursive=True)
-            programs = {process: Path(process.cmdline()[0]).name for process in family if process.cmdline()}
-            theirs = [process for process, name in programs.items() if name == "bwrap" or is_browser(process)]
+            family = below(runner.pid)
+            programs = {process: program(process) for process in family}
+            theirs = [process for process, name in programs.items() if name == "bwrap" or "chrom" in name]
             assert theirs
             name = {"driver": "node", "bubblewrap": "bwrap"}.get(victim)
-            chosen = (process for process, program in programs.items() if program == name)
+            chosen = [process for process in family if programs[process] == name]
             if victim == "browser":  # `chromium`, `chrome`: which one, the machine decides
-                chosen = (process for process in theirs if is_browser(process))
+                chosen = [process for process in theirs if "chrom" in programs[process]]
             pid = next((process.pid for process in chosen), runner.pid)
             assert (pid == runner.pid) == (victim == "runner"), programs
             os.kill(pid, signal.SIGKILL)
-            end = time.monotonic() + 60
-            while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in theirs):
-                assert time.monotonic() < end, [process.cmdline()[:2] for process in theirs if process.is_running()]
-                time.sleep(0.1)
-            if victim == "runner":
-                _, alive = psutil.wait_procs(family, timeout=60)
-                assert not alive
+            wait_for_end(family if victim == "runner" else theirs, 60)
         finally:
             runner.kill()
