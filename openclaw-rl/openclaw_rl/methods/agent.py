@@ -32,6 +32,8 @@ class AgentSettings(BinarySettings):
     estimator: Literal["step_wise", "grpo", "single"] = "step_wise"
     """`step_wise`: compares steps of equal index in a group. `grpo`: compares outcomes. `single`: compares an episode
     with earlier ones; a group of one is always credited so."""
+    outcome_weight: float = Field(default=1.0, ge=0, le=100)
+    """Weight of the outcome; 0: the steps' own rewards alone."""
     process_weight: float = Field(default=1.0, ge=0, le=100)
     """Weight λ of the step's own reward beside the outcome; 0: the outcome alone, and no judge is asked."""
     floor: float = Field(default=0.1, ge=0)
@@ -57,16 +59,16 @@ class AgentRL:
 
     def credit(self, group: ClosedGroup, settings: AgentSettings) -> list[StepCredit]:
         """Return the credit of each step of the group that waits for it."""
-        outcomes = [episode.outcome for episode in group.trajectories]
+        outcomes = [settings.outcome_weight * episode.outcome for episode in group.trajectories]
         step_rewards = [
-            credit.rewards(episode.outcome, [step.process for step in episode.steps], settings.process_weight)
-            for episode in group.trajectories
+            credit.rewards(outcome, [step.process for step in episode.steps], settings.process_weight)
+            for outcome, episode in zip(outcomes, group.trajectories, strict=True)
         ]
         reason, detail = DropReason.NO_CONTRAST, ""
         advantages: list[list[float | None]]
         if settings.estimator == "single" or group.size == 1:
             earlier = group.earlier[: settings.single_baseline]
-            baseline = math.fsum(earlier) / len(earlier) if earlier else 0.0
+            baseline = settings.outcome_weight * math.fsum(earlier) / len(earlier) if earlier else 0.0
             advantages = [credit.single(steps, baseline) for steps in step_rewards]
         elif len(outcomes) < 2:
             advantages = [[None] * len(steps) for steps in step_rewards]

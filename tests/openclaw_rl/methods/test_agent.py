@@ -53,6 +53,21 @@ def test_grpo_gives_each_step_the_outcomes_credit_whatever_the_judge_said():
     assert credited(flat, estimator="grpo") == {"0.1": DropReason.NO_CONTRAST, "1.1": DropReason.NO_CONTRAST}
 
 
+def test_an_outcome_weight_of_0_leaves_the_steps_own_rewards():
+    group = group_of((1.0, [1.0, 1.0]), (-1.0, [1.0, -1.0, 1.0]))
+    assert credited(group, outcome_weight=0) == {
+        "0.1": DropReason.NO_CONTRAST,
+        "1.1": DropReason.NO_CONTRAST,
+        "0.2": 1.0,
+        "1.2": -1.0,
+        "1.3": DropReason.NO_CONTRAST,  # alone at its index: the outcomes would decide
+    }
+    assert credited(group, outcome_weight=0, estimator="grpo")["0.1"] == DropReason.NO_CONTRAST
+    alone = group_of((1.0, [0.5, None]), size=1, earlier=(1.0, -1.0, 1.0))
+    assert credited(alone, outcome_weight=0) == {"0.1": 0.5, "0.2": DropReason.NO_CONTRAST}
+    assert credited(alone, outcome_weight=3)["0.2"] == pytest.approx(3 - 1)
+
+
 def test_a_process_weight_of_0_leaves_the_outcome_alone():
     group = group_of((0.5, [1.0]), (0.5, [-1.0]))
     assert credited(group, process_weight=0) == {"0.1": DropReason.NO_CONTRAST, "1.1": DropReason.NO_CONTRAST}
