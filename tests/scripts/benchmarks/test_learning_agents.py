@@ -1,0 +1,53 @@
+"""Report of the learning of agents: the table of its readings, and the picture."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learning_agents import AIMS, CREDITS, MINIATURES, Reading, plot, table
+from openclaw_rl.agents.environment import load
+from openclaw_rl.settings import Settings
+
+
+def reading(tasks: str, credit: str, seed: int, steps: int, passed: float) -> Reading:
+    return Reading(tasks, credit, seed, steps, 8 * steps, 10.0 * steps, passed, passed - 0.1, passed + 0.1, 200, {})
+
+
+READINGS = [
+    reading("toolcall_mini", "outcome", 0, 0, 0.4),
+    reading("toolcall_mini", "outcome", 1, 0, 0.42),
+    reading("toolcall_mini", "outcome", 0, 5, 0.9),
+    reading("toolcall_mini", "outcome", 1, 4, 0.8),
+    reading("terminal_find", "both", 0, 0, 0.1),
+]
+
+
+def test_the_table_has_each_run_and_the_mean_of_the_seeds_last_readings() -> None:
+    lines = table(READINGS).splitlines()
+    assert lines[2:] == [
+        "| `toolcall_mini` | outcome | 0 | 0: 0.40, 5: 0.90 | 0.90 [0.80, 1.00], 50 s | 0.90 |",
+        "| `toolcall_mini` | outcome | 1 | 0: 0.42, 4: 0.80 | 0.80 [0.70, 0.90], 40 s | 0.90 |",
+        "| `toolcall_mini` | outcome | mean of 2 | | **0.85** | 0.90 |",
+        "| `terminal_find` | both | 0 | 0: 0.10 | 0.10 [0.00, 0.20], 0 s | – |",
+        "| `terminal_find` | both | mean of 1 | | **0.10** | – |",
+    ]
+
+
+def test_the_picture_has_a_panel_for_each_environment(tmp_path: Path) -> None:
+    plot(READINGS, tmp_path / "curves")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert all(f"<!-- {words} -->" in drawn for words in ("toolcall_mini", "terminal_find", "outcome", "both"))
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_each_environment_exists_with_enough_held_out_tasks(name: str) -> None:
+    tasks = load(name, {"seed": 1}).tasks("eval")
+    assert len({task.id for task in tasks}) == 200
+    assert set(AIMS) < set(MINIATURES)
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+def test_each_kind_of_credit_is_a_choice_of_the_methods_settings(credit: str) -> None:
+    keys = {name.removeprefix("method."): value for name, value in CREDITS[credit].items()}
+    method = Settings(method={"name": "agent", **keys}).method
+    assert all(str(getattr(method, name)) in (value, f"{value}.0") for name, value in keys.items())
