@@ -37,7 +37,7 @@ class EvalPlan(_Table):
     """Episodes of each task; pass@k needs k."""
     concurrency: int = Field(default=8, ge=1)
     every_versions: int = Field(default=0, ge=0)
-    """`agents run` evaluates its first version, and again whenever this many are new; 0: never."""
+    """`agents run` evaluates its first version, again whenever this many are new, and its last one; 0: never."""
 
 
 class SandboxPlan(_Table):

@@ -9,6 +9,7 @@ every step is in the journal before it counts.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -68,17 +69,19 @@ class Runner:
     _waits: bool = False
 
     async def train(self) -> None:
-        """Play groups until the plan's number is whole. Raises EnvironmentFault if no task can be played."""
+        """Play groups until the plan's number is whole. Raises EnvironmentFault if no task can be played.
+
+        With `eval.every_versions` the version that serves at the end is evaluated, too.
+        """
         curriculum = self._curriculum()
         open_groups = [group for group in self.journal.of_split("train") if not group.is_whole]
         by_id = {task.id: task for task in curriculum.tasks}
         async with asyncio.TaskGroup() as tasks:
-            beside = tasks.create_task(self._evaluate_beside()) if self.plan.eval.every_versions else None
-            try:
-                await self._groups(tasks, curriculum, open_groups, by_id)
-            finally:
-                if beside is not None:
-                    beside.cancel()
+            is_played = asyncio.Event()
+            if self.plan.eval.every_versions:
+                tasks.create_task(self._evaluate_beside(is_played))
+            await self._groups(tasks, curriculum, open_groups, by_id)
+            is_played.set()
 
     async def evaluate(self) -> dict[str, object]:
         """Play the held-out tasks, and return the figures, which the journal keeps too."""
@@ -328,17 +331,23 @@ class Runner:
                             await self._abort(group, attempt, "the evaluation was not finished")
                 await self.journal.whole(group)
 
-    async def _evaluate_beside(self) -> None:
+    async def _evaluate_beside(self, is_played: asyncio.Event) -> None:
+        """Evaluate every so many versions, and the last one when the groups are played."""
         last = max((r["version"] for r in self.journal.evaluations if r["version"] is not None), default=None)
         while True:
-            version = await self.api.version()
-            if version is not None and (last is None or version >= last + self.plan.eval.every_versions):
+            is_over, version = is_played.is_set(), await self.api.version()
+            newer = 1 if is_over else self.plan.eval.every_versions
+            if version is not None and (last is None or version >= last + newer):
                 last = version
                 try:
                     await self.evaluate()
                 except EnvironmentFault as error:
                     self.tell(f"! no evaluation: {error}")
-            await asyncio.sleep(_VERSION_EVERY_S)
+            if is_over:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_VERSION_EVERY_S):
+                    await is_played.wait()
 
     def _fault(self, task: Task, words: str) -> None:
         log.warning("agents_environment_fault", task=task.id, error=words)

@@ -369,7 +369,32 @@ async def test_evaluations_run_beside_training_every_few_versions(
     plan = {"groups": 5, "group_size": 1, "concurrency": 1}
     async with run(environment, train=plan, eval={"every_versions": 2}) as runner:
         await runner.train()
-    assert [line.split()[2] for line in told(run, "eval  version")] == ["0", "2", "4"]
+    assert fake.version == 5
+    assert [line.split()[2] for line in told(run, "eval  version")] == ["0", "2", "4", "5"]
+
+
+async def test_an_evaluation_that_runs_when_the_groups_are_played_comes_to_its_end(
+    fake: FakeEpisodes, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openclaw_rl.agents.runner._VERSION_EVERY_S", 0.01)
+    environment, begun, goes_on = Words(train=1, held_out=1), asyncio.Event(), asyncio.Event()
+
+    async def play(task: Task, episode: Episode) -> Outcome:
+        if task.id.startswith("eval"):
+            begun.set()
+            await goes_on.wait()
+        else:
+            await begun.wait()
+        return await one_turn(task, episode)
+
+    environment.play = play
+    async with run(environment, train={"groups": 1, "group_size": 1}, eval={"every_versions": 4}) as runner:
+        running = asyncio.create_task(runner.train())
+        while not any(group.is_whole for group in runner.journal.of_split("train")):
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        await running
+    assert [line.split()[2] for line in told(run, "eval  version")] == ["0"]
 
 
 async def test_a_task_in_both_splits_is_refused(run: Run) -> None:
