@@ -30,7 +30,7 @@ from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import ScoringTools
 from openclaw_rl.sessions.conversation_key import conversation, own_words
-from openclaw_rl.types import JudgedTurn
+from openclaw_rl.types import PRACTICE_SOURCES, JudgedTurn
 
 if TYPE_CHECKING:
     from openclaw_rl.telemetry.health import Health
@@ -41,7 +41,7 @@ UNREADABLE, MOST_UNREADABLE = "hint answers' form", 0.5
 """The same for answers that ended in time and hold no decision. Their turns get no hint, so that none is trained on."""
 VERBATIM_CHARS = 1000
 """Longest verbatim hint. A correction is short; a longer message is the next task, or the answer itself."""
-PRACTICE, ANCHOR = "practice", "anchor"
+PRACTICE, ANCHOR = PRACTICE_SOURCES
 """Sources of a practice reply's hint: a wish of before, or the empty hint, with which the base holds the policy."""
 REPLY_RUN, NEXT_STATE_RUN = 8, 20
 """Consecutive words that a hint may not share with the reply, and a judge's hint not with the next state."""
@@ -67,7 +67,7 @@ class Found:
     @property
     def is_practice(self) -> bool:
         """True for the hint of a practice reply, which no user has read."""
-        return self.source in (PRACTICE, ANCHOR)
+        return self.source in PRACTICE_SOURCES
 
 
 async def find_hints(judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Found:

@@ -85,6 +85,8 @@ class TrainerSettings(Branch):
     """Share of the GPU's memory that the trainer may take; the free memory when unset."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
+    practice_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of a step on practice alone, which begins while nobody chats; all cores when unset."""
     nice: int = Field(default=10, ge=0, le=19)
     """Priority of the trainer's process, as of the command nice: 19 is the lowest."""
     rank: int = Field(default=16, ge=1)

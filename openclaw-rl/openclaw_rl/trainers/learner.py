@@ -15,8 +15,10 @@ self-test.
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -190,7 +192,8 @@ class LocalLearner:
             return NoStep("no sample of the batch can be trained on", drop)
         self._policy.between = between
         try:
-            stepped = self._step(usable, parent)
+            with _cpu_threads(self._threads_of(usable)):
+                stepped = self._step(usable, parent)
         except NotFinite as error:
             return NoStep(str(error), drop | self._blame(usable))
         except torch.OutOfMemoryError:
@@ -208,6 +211,12 @@ class LocalLearner:
         metrics = dict(stepped.metrics) | {"dropped": float(len(drop) + len(stepped.drop))}
         metrics["learner_s"] = time.perf_counter() - started
         return Step(metrics, drop | dict(stepped.drop), stepped.probes)
+
+    def _threads_of(self, samples: Sequence[Sample]) -> int | None:
+        """Return the CPU threads of a step; None: the process's own number."""
+        if self._policy.device.type != "cpu" or not all(sample.is_practice for sample in samples):
+            return None
+        return self._settings.practice_threads or os.cpu_count()
 
     def _step(self, samples: list[Sample], parent: int | None) -> Step:
         # A quantised base differs from the engine's on purpose: its distance would hide every other cause.
@@ -265,6 +274,18 @@ class LocalLearner:
 def _mean_abs_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> float:
     differences = [abs(x - y) for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)]
     return math.fsum(differences) / len(differences)
+
+
+@contextmanager
+def _cpu_threads(count: int | None) -> Iterator[None]:
+    """Compute with so many CPU threads meanwhile; None: with as many as before."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _give_memory_back() -> None:

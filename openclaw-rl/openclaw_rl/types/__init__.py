@@ -17,7 +17,7 @@ from openclaw_rl.types.episodes import (
     StepCredit,
     Trajectory,
 )
-from openclaw_rl.types.samples import ROUNDING, HintTerm, Lease, Sample, TopK
+from openclaw_rl.types.samples import PRACTICE_SOURCES, ROUNDING, HintTerm, Lease, Sample, TopK
 from openclaw_rl.types.turns import (
     KEYLESS_USER,
     SHARED_POLICY,
@@ -59,6 +59,7 @@ from openclaw_rl.types.wishes import (
 
 __all__ = [
     "KEYLESS_USER",
+    "PRACTICE_SOURCES",
     "ROUNDING",
     "SHARED_POLICY",
     "ClosedGroup",

@@ -42,6 +42,10 @@ class TopK:
             raise AlignmentError("top-k: what stands there is no distribution")
 
 
+PRACTICE_SOURCES = ("practice", "anchor")
+"""Sources of the hints of practice replies: a wish, and the empty hint of an anchor."""
+
+
 @dataclass(frozen=True, slots=True)
 class HintTerm:
     """The hint's part of a sample, or the counted reason of its absence. Every field may be absent."""
@@ -157,6 +161,11 @@ class Sample:
     @property
     def oldest_version(self) -> int:
         return min(run.weight_version for run in self.versions)
+
+    @property
+    def is_practice(self) -> bool:
+        """Return True for a practice reply: nobody waited for it, and nobody read it."""
+        return self.hint is not None and self.hint.source in PRACTICE_SOURCES
 
     def sampled_by(self, weight_version: int | None) -> list[bool]:
         """Return [T]: True for trained tokens that this version sampled."""

@@ -1,6 +1,7 @@
 """The learner: resuming is exact, samples it cannot use are named, probes are true."""
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from openclaw_rl.settings import TrainerSettings
 from openclaw_rl.trainers.base import NoStep, Step
 from openclaw_rl.trainers.checkpoint import OPTIMIZER_FILE
 from openclaw_rl.trainers.learner import LocalLearner
-from openclaw_rl.types import DropReason, Sample, VersionRun
+from openclaw_rl.types import PRACTICE_SOURCES, DropReason, HintTerm, Sample, VersionRun
 
 MakeLearner = Callable[..., LocalLearner]
 
@@ -117,6 +118,21 @@ def test_a_step_moves_the_log_probs_where_the_reward_points(
         shifts[tuple(probe.response_ids)] = sum(probe.log_probs) - sum(probe.parent_log_probs)
     assert shifts[praised.response_ids] > 0.01
     assert shifts[blamed.response_ids] < -0.01
+
+
+@pytest.mark.parametrize(("threads", "used"), [(3, 3), (None, os.cpu_count())])
+def test_a_step_on_practice_alone_takes_the_idle_cores(
+    make_learner: MakeLearner, settings: TrainerSettings, batch: list[Sample], threads: int | None, used: int
+) -> None:
+    """Chats come first: one sample of a user's turn, and the step keeps to the trainer's own threads."""
+    learner = make_learner(settings.model_copy(update={"practice_threads": threads}))
+    before, seen = torch.get_num_threads(), set()
+    practised = [replace(sample, hint=HintTerm(source=source)) for source in PRACTICE_SOURCES for sample in batch]
+    for samples, expected in ((practised, used), ([*practised, *batch], before)):
+        seen.clear()
+        learner.step(samples, lambda: seen.add(torch.get_num_threads()))
+        assert seen == {expected}
+        assert torch.get_num_threads() == before
 
 
 def test_probes_are_forced_log_probs_at_temperature_one(

@@ -75,6 +75,10 @@ class PrefixCache:
         self._held: dict[CacheKey, list[CachedSequence]] = {}
         self._clock = 0
 
+    def known(self, key: CacheKey, tokens: list[int], limit: int) -> int:
+        """Return how many of the first `limit` tokens `take` would find."""
+        return self._longest(key, tokens, limit)[1]
+
     def take(self, key: CacheKey, tokens: list[int], limit: int) -> CachedSequence:
         """Return a busy sequence that holds as many of the first `limit` tokens as the cache knows."""
         best, matched = self._longest(key, tokens, limit)

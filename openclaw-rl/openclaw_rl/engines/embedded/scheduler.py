@@ -33,7 +33,7 @@ _SCORE_ROWS = 64
 """Prompt positions whose logits are computed together. A row is as wide as the vocabulary."""
 _MIN_CHUNK = 16
 _SHARE_GAIN = 64
-"""Number of tokens for which a prompt waits a step, when another prompt computes them in this step."""
+"""Number of tokens, beyond the cached ones, for which a prompt waits while another prompt computes them."""
 
 
 class Scheduler:
@@ -212,8 +212,10 @@ class Scheduler:
         limit = len(tokens) - 1  # the last token runs in any case: its logits are wanted
         if job.wanted.prompt_from is not None and not job.output:
             limit = min(limit, job.wanted.prompt_from)
+        known = self._cache.known(job.key, tokens, limit)
         if self._runner.can_share and any(
-            other.key == job.key and min(common_prefix(other.tokens, tokens), limit) >= _SHARE_GAIN for other in beside
+            other.key == job.key and min(common_prefix(other.tokens, tokens), limit) - known >= _SHARE_GAIN
+            for other in beside
         ):
             return False
         job.sequence = self._cache.take(job.key, tokens, limit)

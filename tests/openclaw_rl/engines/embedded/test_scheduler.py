@@ -72,6 +72,21 @@ async def test_a_prompt_is_computed_in_chunks(make_tiny, start_engine):
         assert recorder.steps == [[32], [32], [32], [4], [1], [1]]
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_prompts_wait_for_a_common_beginning_only_until_it_is_cached(make_tiny, start_engine, is_cached):
+    beginning = prompt(100)
+    async with start_engine(make_tiny("llama").folder, prefill_chunk=256) as engine:
+        if is_cached:
+            await engine.generate([*beginning, 4], 1)
+        recorder = Recorder(engine)
+        await paused(engine)
+        jobs = [engine.submit([*beginning, *prompt(5, seed)], 1) for seed in (1, 2, 3)]
+        await resume(engine)
+        for job in jobs:
+            await engine.done(job)
+    assert recorder.steps == ([[5, 5, 5]] if is_cached else [[105], [5, 5]])
+
+
 async def test_replies_go_on_while_a_prompt_is_computed_and_its_chunks_shrink(make_tiny, start_engine):
     async with start_engine(make_tiny("llama").folder, prefill_chunk=256) as engine:
         recorder = Recorder(engine, hold_at=4)
