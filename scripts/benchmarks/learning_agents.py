@@ -99,9 +99,10 @@ class Run:
                 if time.monotonic() > end:
                     return
                 before = time.monotonic()
+                trained_s = before - began - self._evaluating_s
                 self._act(server, "eval", stage * GROUPS, end)
                 self._evaluating_s += time.monotonic() - before
-                yield self._reading(server, before - began)
+                yield self._reading(server, trained_s)
 
     def _act(self, server: RunningServer, verb: str, groups: int, end: float) -> None:
         plan, log = self._folder / "plan.toml", self._folder / "runner.log"
@@ -140,7 +141,7 @@ class Run:
             seed=self.seed,
             steps=server.status()["tip"] or 0,
             groups=sum(group.is_whole for group in records.of_split("train")),
-            seconds=round(seconds - self._evaluating_s, 1),
+            seconds=round(seconds, 1),
             passed=round(found["pass@1"], 4),
             low=round(found["low"], 4),
             high=round(found["high"], 4),
