@@ -5,9 +5,10 @@
     scripts/benchmarks.sh learning_agents --seeds 0 1 2 --at-once 12 --device cuda --seconds 540 --out NAME
     scripts/benchmarks.sh learning_agents --tasks terminal_find --credit both outcome process grpo
 
-Each run has a server of its own (the bundled model, method `agent`, its defaults) and a runner of its own. At each
-number of `--steps` the runner has stopped, the trainer has taken what waits, and the held-out tasks are played at
-temperature 1. Their names are in no training task. A run's data stay in a temporary folder.
+Each run has a server of its own (the bundled model, method `agent`, its defaults) and a runner of its own. After each
+number of training steps the runner has stopped, the trainer has taken what waits, and the held-out tasks are played at
+temperature 1. Their names are in no training task. A step takes 8 groups of 8 episodes whose outcomes differ; groups
+that all pass or all fail are played, too, and teach nothing. A run's data stay in a temporary folder.
 
 Credit: `outcome` is the outcome alone, and no judge is asked. `process` is the judge's votes alone, by rules. `both`
 is their sum, the method's default. `grpo` compares outcomes and ignores votes.
@@ -43,6 +44,8 @@ CREDITS = {
     "grpo": {"method.estimator": "grpo", "method.process_weight": "0"},
 }
 AIMS = {"terminal_mini": 0.6, "swe_mini": 0.85, "toolcall_mini": 0.9, "gui_mini": 0.8}
+MOST_PLAYED = 3
+"""Groups that are played for each that a step takes, at most: of a task that is learned few differ."""
 GROUPS, SIZE, SETTLE_S, QUIET_S = 8, 8, 300.0, 2.0
 """Groups of a step, episodes of a group, patience with the last step of a stage, and the silence that ends a stage."""
 
@@ -73,7 +76,7 @@ class Run:
         self.tasks, self.credit, self.seed = tasks, credit, seed
         self._folder, self._options = folder, options
         folder.mkdir(parents=True, mode=0o755)
-        self._evaluating_s = 0.0
+        self._evaluating_s, self._groups = 0.0, 0
 
     def readings(self, end: float) -> Iterator[Reading]:
         """Play and train until the last stage, or until the monotonic time `end`. Raises RuntimeError."""
@@ -93,23 +96,25 @@ class Run:
         flags = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
         with RunningServer(self._folder / "data", flags) as server:
             for stage in self._options.steps:
-                if stage:
-                    self._act(server, "run", stage * GROUPS, end)
+                most = MOST_PLAYED * GROUPS * stage
+                while (made := server.status()["tip"] or 0) < stage and self._groups < most and time.monotonic() < end:
+                    self._groups = min(most, self._groups + GROUPS * (stage - made))
+                    self._act(server, "run", end)
                     self._settle(server, end)
                 if time.monotonic() > end:
                     return
                 before = time.monotonic()
                 trained_s = before - began - self._evaluating_s
-                self._act(server, "eval", stage * GROUPS, end)
+                self._act(server, "eval", end)
                 self._evaluating_s += time.monotonic() - before
                 yield self._reading(server, trained_s)
 
-    def _act(self, server: RunningServer, verb: str, groups: int, end: float) -> None:
+    def _act(self, server: RunningServer, verb: str, end: float) -> None:
         plan, log = self._folder / "plan.toml", self._folder / "runner.log"
         plan.write_text(
             f'environment = "{self.tasks}"\nfolder = "run"\nserver = "{server.url}"\nseed = {self.seed}\n'
             f"sampling = {{ temperature = 1.0, max_tokens = {MINIATURES[self.tasks]} }}\n"
-            f"[options]\nseed = {self.seed}\n[train]\ngroups = {groups}\ngroup_size = {SIZE}\n"
+            f"[options]\nseed = {self.seed}\n[train]\ngroups = {self._groups}\ngroup_size = {SIZE}\n"
             f"concurrency = 64\n[limits]\nact_s = 300.0\n[eval]\ntasks = {self._options.evaluate}\nconcurrency = 64\n"
         )
         argv = [sys.executable, "-m", "openclaw_rl", "agents", verb, str(plan)]

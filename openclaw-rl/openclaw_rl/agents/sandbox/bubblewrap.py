@@ -337,9 +337,14 @@ def interpreter() -> str:
 
 def can_pass(folder: Path) -> bool:
     """Return True if the user of a sandbox can pass through all the folders of a path."""
+    return closed_folder(folder) is None
+
+
+def closed_folder(folder: Path) -> Path | None:
+    """Return the outermost folder of a path that the user of a sandbox cannot pass through."""
     if os.geteuid() != 0:
-        return os.access(folder, os.X_OK)
-    return all(here.stat().st_mode & 0o001 for here in (folder, *folder.parents))
+        return None if os.access(folder, os.X_OK) else folder
+    return next((here for here in (*reversed(folder.parents), folder) if not here.stat().st_mode & 0o001), None)
 
 
 def _can_be_shown(folder: Path) -> bool:

@@ -112,13 +112,17 @@ def _clear(place: Path) -> None:
 def _folder(wanted: Path | None) -> tuple[Path, int]:
     """Make a folder that the sandboxes' users can pass through; return it, and its lock of this run."""
     places = [wanted] if wanted is not None else [Path(tempfile.gettempdir()), Path("/var/tmp")]
+    reasons = []
     for place in places:
-        if place.is_dir() and bubblewrap.can_pass(place.absolute()):
+        if not place.is_dir():
+            reasons.append(f"{place} is no folder")
+        elif (closed := bubblewrap.closed_folder(place.absolute())) is not None:
+            reasons.append(f"other users cannot pass through {closed}" + (f" to {place}" if closed != place else ""))
+        else:
             _clear(place)
             made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
             lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             made.chmod(0o711)
             return made, lock
-    names = " and ".join(map(str, places))
-    raise SandboxFault(f"{names}: other users cannot pass through; sandbox.folder names another folder")
+    raise SandboxFault(f"{' and '.join(reasons)}; sandbox.folder names another folder")
