@@ -14,7 +14,7 @@ is_even|x|x % 2 == 0|x % 2 == 1;x % 3 == 0|int
 is_positive|x|x > 0|x < 0;x >= 0|int
 is_zero|x|x == 0|x != 0;x > 0|int
 absolute|x|abs(x)|-x;x|int
-half|x|x / 2|x * 2;x / 3|int
+hundredth|x|x / 100|x * 100;x / 10|int
 next_number|x|x + 1|x - 1;x + 2|int
 last_digit|x|abs(x) % 10|abs(x) % 2;abs(x) // 10|int
 add_K|x|x + K|x - K;x * K|int
@@ -46,13 +46,55 @@ sort_items|items|sorted(items)|items;items[::-1]|numbers
 add_all_K|items|[n + K for n in items]|[n - K for n in items];[n * K for n in items]|numbers
 above_all_K|items|[n for n in items if n > K]|[n for n in items if n < K];items[:K]|numbers
 has_K|items|K in items|K not in items;K == items[0]|numbers
-drop_first|items|items[1:]|items[:-1];items[:1]|numbers
+drop_K|items|items[K:]|items[:-K];items[:K]|numbers
 spread|items|max(items) - min(items)|max(items) + min(items);max(items)|numbers
 unique_count|items|len(set(items))|len(items);set(items)|numbers
+five_times|x|x * 5|x + 5;x * 2|int
+plus_ten|x|x + 10|x - 10;x * 10|int
+less_ten|x|x - 10|x + 10;x / 10|int
+is_not_zero|x|x != 0|x == 0;x < 0|int
+is_not_one|x|x != 1|x == 1;x > 1|int
+not_negative|x|x >= 0|x < 0;x > 0|int
+not_positive|x|x <= 0|x > 0;x < 0|int
+is_large|x|x > 10|x < 10;x == 10|int
+at_least_zero|x|max(x, 0)|min(x, 0);abs(x)|int
+at_most_zero|x|min(x, 0)|max(x, 0);-x|int
+ends_in_zero|x|x % 10 == 0|x % 10 == 1;x == 10|int
+second_letter|s|s[1]|s[0];s[-1]|word
+two_letters|s|s[:2]|s[2:];s[-2:]|word
+skip_two|s|s[2:]|s[:2];s[:-2]|word
+skip_K|s|s[K:]|s[:K];s[-K:]|word
+cut_two|s|s[:-2]|s[2:];s[-2:]|word
+title_case|s|s.title()|s.upper();s.lower()|word
+swap_case|s|s.swapcase()|s.lower();s.title()|word
+plural|s|s + 's'|'s' + s;s + 'es'|word
+dash|s|s + '-'|'-' + s;s + '.'|word
+end_line|s|s + '.'|'.' + s;s + ','|word
+twice|s|s + s|s;s * 3|word
+is_short|s|len(s) < 4|len(s) > 4;len(s) == 4|word
+is_long|s|len(s) > 4|len(s) < 4;len(s) == 4|word
+has_a|s|'a' in s|'a' not in s;s == 'a'|word
+lacks_a|s|'a' not in s|'a' in s;s != 'a'|word
+lacks_e|s|'e' not in s|'e' in s;s != 'e'|word
+ends_with_a|s|s.endswith('a')|s.startswith('a');'a' in s|word
+starts_with_b|s|s.startswith('b')|s.endswith('b');'b' in s|word
+second_item|items|items[1]|items[0];items[-1]|numbers
+first_two|items|items[:2]|items[2:];items[-2:]|numbers
+cut_two_items|items|items[:-2]|items[2:];items[-2:]|numbers
+half_all|items|[n / 2 for n in items]|[n * 2 for n in items];[n - 2 for n in items]|numbers
+less_all_K|items|[n - K for n in items]|[n + K for n in items];[n * K for n in items]|numbers
+negate_all|items|[-n for n in items]|[n for n in items];[n - 1 for n in items]|numbers
+even_items|items|[n for n in items if n % 2 == 0]|[n for n in items if n % 2 == 1];items[::2]|numbers
+below_all_K|items|[n for n in items if n < K]|[n for n in items if n > K];items[-K:]|numbers
+has_two|items|2 in items|2 not in items;items[0] == 2|numbers
+lacks_one|items|1 not in items|1 in items;1 != items[0]|numbers
+lacks_zero|items|0 not in items|0 in items;0 != items[0]|numbers
+count_K|items|items.count(K)|items[0];len(items)|numbers
+mean|items|sum(items) / len(items)|sum(items);max(items)|numbers
 """
 
 EVAL = """
-quadruple|x|x * 4|x + 4;x * 2|int
+twelve_times|x|x * 12|x + 12;x * 2|int
 is_odd|x|x % 2 == 1|x % 2 == 0;x % 3 == 1|int
 is_negative|x|x < 0|x > 0;x <= 0|int
 previous_number|x|x - 1|x + 1;x - 2|int
@@ -75,5 +117,5 @@ smallest|items|min(items)|max(items);items[0]|numbers
 last_item|items|items[-1]|items[0];items[1]|numbers
 times_all_K|items|[n * K for n in items]|[n + K for n in items];[n - K for n in items]|numbers
 lacks_K|items|K not in items|K in items;K == items[0]|numbers
-drop_last|items|items[:-1]|items[1:];items[:1]|numbers
+drop_last_three|items|items[:-3]|items[3:];items[:3]|numbers
 """

@@ -102,10 +102,15 @@ def lines_of(split: Split) -> list[str]:
     return (swe_bugs.TRAIN if split == "train" else swe_bugs.EVAL).strip().splitlines()
 
 
+def numbers_of(kind: str) -> range:
+    """Return the numbers that K may be, beside arguments of this kind."""
+    return range(2, 4) if kind in ("small", "word") else range(2, 10)
+
+
 def make_bug(line: str, dice: random.Random) -> Bug:
     """Make a function of one line of `swe_bugs`, and its bug."""
     name, argument, right, wrongs, kind = line.split("|")
-    k = str(dice.randrange(2, 4) if kind in ("small", "word") else dice.randrange(2, 10))
+    k = str(dice.choice(numbers_of(kind)))
     name, right = name.replace("K", k), right.replace("K", k)
     renamed = dice.choice(_NAMES[argument])
     right = re.sub(rf"\b{argument}\b", renamed, right)

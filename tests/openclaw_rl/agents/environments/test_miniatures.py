@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from openclaw_rl.agents.environment import Environment, Outcome, Task, whole_tasks
-from openclaw_rl.agents.environments.swe_mini import Bug, SweMini, code_of, lines_of, make_bug
+from openclaw_rl.agents.environment import Environment, Outcome, Split, Task, whole_tasks
+from openclaw_rl.agents.environments.swe_mini import Bug, SweMini, code_of, lines_of, make_bug, numbers_of
 from openclaw_rl.agents.environments.terminal_find import TerminalFind
 from openclaw_rl.agents.environments.terminal_mini import KINDS, Request, TerminalMini, command_of, share_of
 
@@ -128,10 +128,19 @@ def test_there_are_sixty_bugs_and_no_function_is_in_both_splits() -> None:
     train, held_out = ({line.split("|")[0] for line in lines_of(split)} for split in ("train", "eval"))
     assert len(lines_of("train")) + len(lines_of("eval")) >= 60
     assert not train & held_out
+    assert not bodies("train") & bodies("eval")
     for line in (*lines_of("train"), *lines_of("eval")):
         for seed in range(20):
             bug = make_bug(line, random.Random(seed))
             assert bug.right != bug.wrong
+
+
+def bodies(split: Split) -> set[str]:
+    """Return the right expression of each function of a split, whatever the name of its argument."""
+    found = set()
+    for _, argument, right, _, kind in (line.split("|") for line in lines_of(split)):
+        found |= {re.sub(rf"\b{argument}\b", "_", right.replace("K", str(k))) for k in numbers_of(kind)}
+    return found
 
 
 def test_code_is_the_block_or_the_function() -> None:
