@@ -1,6 +1,6 @@
 """Every figure of speed that has an aim: run its benchmark, and print it beside the aim and the limit of its run.
 
-    scripts/benchmarks.sh all [--only loop_latency,growth] [--read] [--router VENV/bin/python] [--folder FOLDER]
+    scripts/benchmarks.sh all [--only loop_latency,growth] [--read] [--router VENV/bin/python] [--openclaw FOLDER]
 
 The benchmarks run one after the other, each in processes of its own. A *limit* is the same work by a peer or by the
 machine itself, measured beside the figure in that run; the *ratio* is the figure over it. The rows go to one JSON file,
@@ -72,6 +72,8 @@ def _proxy(name: str, figure: str, aim: float | None, beside: str = "relay", **m
                   limit_where=("figures", figure, beside), **more)  # fmt: skip
 
 
+CHAT = "openclaw_chat-"
+"""Names of the chats of the real OpenClaw, by the way in which it tells the session."""
 _GAPS, _SERVING = "inter-token gap p50 / p99, ms", "last feedback to serving, s"
 _DECODE, _SHARES = "8 streams over a batch, decode alone [aim 3]", "shares of limits, median, least, most"
 FIGURES = (
@@ -107,13 +109,15 @@ FIGURES = (
     Figure("a practice update, CPU of the engine, s", "practice_update", ("CPU, s", "engine")),
     Figure("ledger, a million turns over ten thousand, worst p50 of the hot calls", "ledger_scale",
            ("worst ratio of the hot calls, p50 / p99", 0), 1.5),
-    Figure("last feedback to serving, 4 turns of the real OpenClaw, headers / none, s", "", (), None,
-           needs="the real OpenClaw: scripts/e2e.sh openclaw_chat [60 / 80]"),
+    Figure("last feedback to serving, 4 turns of the real OpenClaw with headers, s", "openclaw_chat-headers",
+           ("last feedback to serving", "total"), 60.0),
+    Figure("last feedback to serving, 4 turns of the real OpenClaw without, s", "openclaw_chat-none",
+           ("last feedback to serving", "total"), 80.0),
+    Figure("start, fresh clone to first reply, packages cached, s", "fresh_start",
+           ("from the start, s", "first reply"), 60.0),
     Figure("last feedback to serving, one H200, 0.6B, s", "", (), None, needs="a card: scripts/gpu [1.2]"),
     Figure("trainer, mixed lengths, 4B shape, times padded torch + PEFT", "", (), None,
            needs="a card: scripts/benchmarks.sh trainer_speed --preset gpu [2.2]"),
-    Figure("start, fresh clone to first reply, packages cached, s", "", (), None,
-           needs="a fresh clone: scripts/serve.sh [60]"),
 )  # fmt: skip
 
 
@@ -185,14 +189,20 @@ def _short(value: float | None) -> str:
 
 
 def commands(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each benchmark's name and its flags."""
+    """Yield each benchmark's name, and its module with its flags."""
     peers = [part for name in ("litellm", "router") if (at := getattr(options, name)) for part in (f"--{name}", at)]
     rounds = ["--rounds", str(options.rounds)]
     flags = {"proxy_overhead": [*rounds, *peers], "engine_speed": rounds}
     flags["growth"] = ["--ledger", str(folder / "ledger_scale.json")]
     for name in dict.fromkeys([*(figure.benchmark for figure in FIGURES if figure.benchmark), "growth"]):
-        if not options.only or name in options.only.split(","):
-            yield name, [*flags.get(name, []), "--out", str(folder / f"{name}.json")]
+        if options.only and name not in options.only.split(","):
+            continue
+        file = str(folder / f"{name}.json")
+        if not name.startswith(CHAT):
+            yield name, [f"benchmarks.{name}", *flags.get(name, []), "--out", file]
+        elif options.openclaw:
+            identity = name.removeprefix(CHAT)
+            yield name, ["e2e.openclaw_chat", options.openclaw, "--identity", identity, "--out", file]
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, str]:
@@ -200,9 +210,9 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, str]:
     faults = {}
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    for name, flags in commands(options, folder):
+    for name, words in commands(options, folder):
         print(f"-- {name}", flush=True)
-        argv = [sys.executable, "-m", f"benchmarks.{name}", *flags]
+        argv = [sys.executable, "-m", *words]
         # A session of its own: the servers of a benchmark that is cut end with it, and do not run beside the next one.
         process = subprocess.Popen(argv, env=environ, start_new_session=True)
         try:
@@ -227,6 +237,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="time limit of each benchmark")
     parser.add_argument("--litellm", help="the program `litellm` of an environment of its own")
     parser.add_argument("--router", help="a Python interpreter that has sglang-router")
+    parser.add_argument(
+        "--openclaw", help="the folder of the real OpenClaw (e2e.openclaw_chat); without it: no chats of it"
+    )
     parser.add_argument("--folder", type=Path, default=RESULTS, help="folder of all JSON files and of the page")
     options = parser.parse_args()
     folder: Path = options.folder

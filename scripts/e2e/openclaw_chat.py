@@ -1,6 +1,6 @@
 """Check that the model learns from a chat of the real OpenClaw with corrections, on the embedded default, meanwhile.
 
-    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE] [--messages 20]
+    scripts/e2e.sh openclaw_chat FOLDER [--identity headers|none] [--report FILE] [--out FILE] [--messages 20]
 
 FOLDER keeps the installed client between runs. With `--messages N` the chat is N messages long and nothing is trained:
 it checks the records and the pairs alone. The script prints each check on a line. No request failed. Every main
@@ -55,6 +55,7 @@ def main() -> int:
         "--identity", choices=["headers", "none"], default="headers", help="session-affinity headers, or no identity"
     )
     parser.add_argument("--report", type=Path, help="JSON file for the records of the chat")
+    parser.add_argument("--out", type=Path, help="JSON file for the time from the last feedback to serving")
     parser.add_argument("--messages", type=int, default=0, help="length of a chat without training")
     options = parser.parse_args()
     if options.messages:
@@ -81,6 +82,9 @@ def main() -> int:
     report |= {"status": status, "turns": turns, "replies": replies}
     if options.report:
         options.report.write_text(json.dumps(report, indent=1, ensure_ascii=False))
+    if options.out:
+        figures = {name: report[name] for name in ("identity", "last feedback to serving", "seconds")}
+        options.out.write_text(json.dumps(figures, indent=2) + "\n")
     return judge(report)
 
 

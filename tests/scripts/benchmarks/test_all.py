@@ -57,9 +57,22 @@ def test_a_row_that_was_not_measured_tells_why() -> None:
 def test_every_figure_names_a_benchmark_or_what_it_needs() -> None:
     folder = Path(every.__file__).parent
     for each in every.FIGURES:
-        assert each.needs or (folder / f"{each.benchmark}.py").is_file(), each.name
+        is_ours = (folder / f"{each.benchmark}.py").is_file()
+        assert each.needs or is_ours or each.benchmark in (f"{every.CHAT}headers", f"{every.CHAT}none"), each.name
         assert bool(each.limit) == bool(each.limit_where)
     assert len({each.name for each in every.FIGURES}) == len(every.FIGURES)
+
+
+def test_the_real_openclaw_chats_where_it_has_a_folder(tmp_path: Path) -> None:
+    plain = {"only": "", "rounds": 5, "litellm": None, "router": None}
+    without, beside = (
+        dict(every.commands(argparse.Namespace(**plain, openclaw=folder), tmp_path)) for folder in (None, "claw")
+    )
+    assert beside.keys() - without.keys() == {"openclaw_chat-headers", "openclaw_chat-none"}
+    assert beside.keys() == {each.benchmark for each in every.FIGURES if each.benchmark} | {"growth"}
+    flags = ["--identity", "none", "--out", str(tmp_path / "openclaw_chat-none.json")]
+    assert beside["openclaw_chat-none"] == ["e2e.openclaw_chat", "claw", *flags]
+    assert without["loop_latency"] == ["benchmarks.loop_latency", "--out", str(tmp_path / "loop_latency.json")]
 
 
 def test_the_page_is_written_from_the_files_of_the_benchmarks(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -82,7 +95,9 @@ def test_the_page_is_written_from_the_files_of_the_benchmarks(tmp_path: Path, mo
 def test_a_benchmark_that_fails_leaves_its_reason(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "loop_latency.json").write_text(json.dumps({"last feedback to serving, s": 1.0}))
     monkeypatch.setattr(sys, "argv", ["all", "--only", "no_such", "--folder", str(tmp_path)])
-    monkeypatch.setattr(every, "commands", lambda options, folder: [("loop_latency", ["--no-such-flag"])])
+    monkeypatch.setattr(
+        every, "commands", lambda options, folder: [("loop_latency", ["benchmarks.loop_latency", "--no-such-flag"])]
+    )
     every.main()
     assert "| last feedback to serving, 8 short chats, s | – | " in capsys.readouterr().out
     row = next(row for row in json.loads((tmp_path / every.ROWS).read_text())["rows"] if row["value"] is None)
@@ -101,7 +116,9 @@ def test_a_benchmark_that_is_cut_leaves_no_process(tmp_path: Path, monkeypatch) 
         "time.sleep(600)\n"
     )
     monkeypatch.setattr(every, "__file__", str(tmp_path / "benchmarks" / "all.py"))
-    monkeypatch.setattr(every, "commands", lambda options, folder: [("slow", [str(tmp_path / "pid")])])
+    monkeypatch.setattr(
+        every, "commands", lambda options, folder: [("slow", ["benchmarks.slow", str(tmp_path / "pid")])]
+    )
     ends = subprocess.Popen.wait
 
     def cut(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
