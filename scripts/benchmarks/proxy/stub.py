@@ -25,6 +25,8 @@ from openclaw_rl.testing.toy_policy import ToyPolicy
 _PROMPT = [300 + i % 1500 for i in range(2000)]
 _SYLLABLES = ["ti", "me", "wa", "ter", "lig", "ht", "hou", "se", "sto", "ry", "poi", "nt"]
 _PIECES = [" " + "".join(random.Random(i).choices(_SYLLABLES, k=2)) for i in range(2048)]
+_CONTEXT = 1 << 20
+"""Tokens of a prompt and its reply: the longest history of `growth` fits."""
 _KEEP_ALIVE_S = 600
 """A forwarder that meets a connection that the stub has just closed would answer 500."""
 
@@ -33,7 +35,8 @@ class Stub:
     """ASGI application of both dialects."""
 
     def __init__(self) -> None:
-        self._engine = FakeEngine(policy=ToyPolicy(mean_tokens=0), pacing=Pacing(tokens_per_s=25.0))
+        pacing = Pacing(tokens_per_s=25.0)
+        self._engine = FakeEngine(policy=ToyPolicy(mean_tokens=0), context_length=_CONTEXT, pacing=pacing)
         self._native = stub_app(self._engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
