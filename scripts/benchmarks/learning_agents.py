@@ -7,8 +7,9 @@
 
 Each run has a server of its own (the bundled model, method `agent`, its defaults) and a runner of its own. After each
 number of training steps the runner has stopped, the trainer has taken what waits, and the held-out tasks are played at
-temperature 1. Their names are in no training task. A step takes 8 groups of 8 episodes whose outcomes differ; groups
-that all pass or all fail are played, too, and teach nothing. A run's data stay in a temporary folder.
+temperature 1; at the first and the last reading without chance, too. Their names are in no training task. A step takes
+8 groups of 8 episodes whose outcomes differ; groups that all pass or all fail are played, too, and teach nothing. A
+run's data stay in a temporary folder.
 
 Credit: `outcome` is the outcome alone, and no judge is asked. `process` is the judge's votes alone, by rules. `both`
 is their sum, the method's default. `grpo` compares outcomes and ignores votes.
@@ -67,6 +68,8 @@ class Reading:
     high: float
     held_out: int
     kinds: dict[str, float]
+    greedy: float | None = None
+    """Pass rate at temperature 0."""
 
 
 class Run:
@@ -105,17 +108,22 @@ class Run:
                     return
                 before = time.monotonic()
                 trained_s = before - began - self._evaluating_s
+                greedy = None
+                if stage in (self._options.steps[0], self._options.steps[-1]):
+                    self._act(server, "eval", end, temperature=0.0)
+                    greedy = self._evaluation()["pass@1"]
                 self._act(server, "eval", end)
                 self._evaluating_s += time.monotonic() - before
-                yield self._reading(server, trained_s)
+                yield self._reading(server, trained_s, greedy)
 
-    def _act(self, server: RunningServer, verb: str, end: float) -> None:
+    def _act(self, server: RunningServer, verb: str, end: float, temperature: float = 1.0) -> None:
         plan, log = self._folder / "plan.toml", self._folder / "runner.log"
         plan.write_text(
             f'environment = "{self.tasks}"\nfolder = "run"\nserver = "{server.url}"\nseed = {self.seed}\n'
             f"sampling = {{ temperature = 1.0, max_tokens = {MINIATURES[self.tasks]} }}\n"
             f"[options]\nseed = {self.seed}\n[train]\ngroups = {self._groups}\ngroup_size = {SIZE}\n"
             f"concurrency = 64\n[limits]\nact_s = 300.0\n[eval]\ntasks = {self._options.evaluate}\nconcurrency = 64\n"
+            f"sampling = {{ temperature = {temperature} }}\n"
         )
         argv = [sys.executable, "-m", "openclaw_rl", "agents", verb, str(plan)]
         with log.open("ab") as out:
@@ -137,9 +145,11 @@ class Run:
                 quiet = time.monotonic()
             time.sleep(0.25)
 
-    def _reading(self, server: RunningServer, seconds: float) -> Reading:
-        records = Records.of_folder(self._folder / "run", self.tasks)
-        found = records.evaluations[-1]
+    def _evaluation(self) -> Any:
+        return Records.of_folder(self._folder / "run", self.tasks).evaluations[-1]
+
+    def _reading(self, server: RunningServer, seconds: float, greedy: float | None) -> Reading:
+        records, found = Records.of_folder(self._folder / "run", self.tasks), self._evaluation()
         return Reading(
             tasks=self.tasks,
             credit=self.credit,
@@ -152,12 +162,13 @@ class Run:
             high=round(found["high"], 4),
             held_out=found["tasks"],
             kinds={kind: round(rate, 3) for kind, rate in found.get("kinds", {}).items()},
+            greedy=greedy,
         )
 
 
 def table(readings: Sequence[Reading]) -> str:
     """Return the table: each run's pass rate at each reading, and the mean of the seeds at the last one."""
-    lines = ["| tasks | credit | seed | steps: pass rate | last | aim |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| tasks | credit | seed | steps: pass rate | last | without chance | aim |", "| --- |" + " --- |" * 6]
     for name, credit in dict.fromkeys((one.tasks, one.credit) for one in readings):
         own = [one for one in readings if (one.tasks, one.credit) == (name, credit)]
         aim = f"{AIMS[name]:.2f}" if name in AIMS else "–"
@@ -167,8 +178,9 @@ def table(readings: Sequence[Reading]) -> str:
             lasts.append(run[-1].passed)
             curve = ", ".join(f"{one.steps}: {one.passed:.2f}" for one in run)
             last = f"{run[-1].passed:.2f} [{run[-1].low:.2f}, {run[-1].high:.2f}], {run[-1].seconds:.0f} s"
-            lines.append(f"| `{name}` | {credit} | {seed} | {curve} | {last} | {aim} |")
-        lines.append(f"| `{name}` | {credit} | mean of {len(lasts)} | | **{fmean(lasts):.2f}** | {aim} |")
+            greedy = " → ".join(f"{one.greedy:.2f}" for one in run if one.greedy is not None)
+            lines.append(f"| `{name}` | {credit} | {seed} | {curve} | {last} | {greedy} | {aim} |")
+        lines.append(f"| `{name}` | {credit} | mean of {len(lasts)} | | **{fmean(lasts):.2f}** | | {aim} |")
     return "\n".join(lines)
 
 

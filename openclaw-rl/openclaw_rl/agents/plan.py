@@ -36,6 +36,8 @@ class EvalPlan(_Table):
     samples: int = Field(default=1, ge=1)
     """Episodes of each task; pass@k needs k."""
     concurrency: int = Field(default=8, ge=1)
+    sampling: Mapping[str, Any] = Field(default_factory=dict)
+    """Fields of each chat request of an evaluation, in the place of the plan's own of these names."""
     every_versions: int = Field(default=0, ge=0)
     """`agents run` evaluates its first version, again whenever this many are new, and its last one; 0: never."""
 

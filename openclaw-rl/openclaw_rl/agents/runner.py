@@ -271,8 +271,9 @@ class Runner:
     async def _play(self, name: str, base_url: str, play: _Play) -> tuple[Outcome, bool]:
         plan = self.plan
         limits = plan.limits
+        sampling = {**plan.sampling, **(plan.eval.sampling if play.split == "eval" else {})}
         episode = Episode(
-            name, base_url, self.api, self.open_sandboxes, split=play.split, limits=limits, sampling=plan.sampling
+            name, base_url, self.api, self.open_sandboxes, split=play.split, limits=limits, sampling=sampling
         )
         try:
             async with asyncio.timeout(limits.setup_s + limits.act_s + limits.check_s + _GRACE_S) as bound:

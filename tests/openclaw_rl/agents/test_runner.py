@@ -352,6 +352,23 @@ async def test_an_evaluation_has_its_figures_and_its_version(fake: FakeEpisodes,
     assert told(run, "eval  version 7  pass@1 0.667")
 
 
+async def test_an_evaluation_may_sample_in_its_own_way(run: Run) -> None:
+    seen: dict[str, object] = {}
+
+    async def play(task: Task, episode: Episode) -> Outcome:
+        seen[task.id] = dict(episode.sampling)
+        return await one_turn(task, episode)
+
+    plan = {"sampling": {"temperature": 1.0, "max_tokens": 9}, "train": {"groups": 1, "group_size": 1}}
+    async with run(Words(play, train=1, held_out=1), **plan, eval={"sampling": {"temperature": 0.0}}) as runner:
+        await runner.train()
+        await runner.evaluate()
+    assert seen == {
+        "train-0": {"temperature": 1.0, "max_tokens": 9},
+        "eval-0": {"temperature": 0.0, "max_tokens": 9},
+    }
+
+
 async def test_evaluations_run_beside_training_every_few_versions(
     fake: FakeEpisodes, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,14 +9,15 @@ from openclaw_rl.agents.environment import load
 from openclaw_rl.settings import Settings
 
 
-def reading(tasks: str, credit: str, seed: int, steps: int, passed: float) -> Reading:
-    return Reading(tasks, credit, seed, steps, 8 * steps, 10.0 * steps, passed, passed - 0.1, passed + 0.1, 200, {})
+def reading(tasks: str, credit: str, seed: int, steps: int, passed: float, greedy: float | None = None) -> Reading:
+    low, high = passed - 0.1, passed + 0.1
+    return Reading(tasks, credit, seed, steps, 8 * steps, 10.0 * steps, passed, low, high, 200, {}, greedy)
 
 
 READINGS = [
-    reading("toolcall_mini", "outcome", 0, 0, 0.4),
+    reading("toolcall_mini", "outcome", 0, 0, 0.4, 0.5),
     reading("toolcall_mini", "outcome", 1, 0, 0.42),
-    reading("toolcall_mini", "outcome", 0, 5, 0.9),
+    reading("toolcall_mini", "outcome", 0, 5, 0.9, 0.95),
     reading("toolcall_mini", "outcome", 1, 4, 0.8),
     reading("terminal_find", "both", 0, 0, 0.1),
 ]
@@ -25,11 +26,11 @@ READINGS = [
 def test_the_table_has_each_run_and_the_mean_of_the_seeds_last_readings() -> None:
     lines = table(READINGS).splitlines()
     assert lines[2:] == [
-        "| `toolcall_mini` | outcome | 0 | 0: 0.40, 5: 0.90 | 0.90 [0.80, 1.00], 50 s | 0.90 |",
-        "| `toolcall_mini` | outcome | 1 | 0: 0.42, 4: 0.80 | 0.80 [0.70, 0.90], 40 s | 0.90 |",
-        "| `toolcall_mini` | outcome | mean of 2 | | **0.85** | 0.90 |",
-        "| `terminal_find` | both | 0 | 0: 0.10 | 0.10 [0.00, 0.20], 0 s | – |",
-        "| `terminal_find` | both | mean of 1 | | **0.10** | – |",
+        "| `toolcall_mini` | outcome | 0 | 0: 0.40, 5: 0.90 | 0.90 [0.80, 1.00], 50 s | 0.50 → 0.95 | 0.90 |",
+        "| `toolcall_mini` | outcome | 1 | 0: 0.42, 4: 0.80 | 0.80 [0.70, 0.90], 40 s |  | 0.90 |",
+        "| `toolcall_mini` | outcome | mean of 2 | | **0.85** | | 0.90 |",
+        "| `terminal_find` | both | 0 | 0: 0.10 | 0.10 [0.00, 0.20], 0 s |  | – |",
+        "| `terminal_find` | both | mean of 1 | | **0.10** | | – |",
     ]
 
 
