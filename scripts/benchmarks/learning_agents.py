@@ -166,6 +166,19 @@ class Run:
         )
 
 
+def read(file: Path) -> list[Reading]:
+    """Return the readings of a file, of each run those of the last time; none without a file."""
+    found: dict[tuple[str, str, int], list[Reading]] = {}
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        if "tasks" in (fields := json.loads(line)):
+            one = Reading(**fields)
+            run = found.setdefault((one.tasks, one.credit, one.seed), [])
+            if run and one.steps <= run[-1].steps:  # it was played again
+                run.clear()
+            run.append(one)
+    return [one for run in found.values() for one in run]
+
+
 def table(readings: Sequence[Reading]) -> str:
     """Return the table: each run's pass rate at each reading, and the mean of the seeds at the last one."""
     lines = ["| tasks | credit | seed | steps: pass rate | last | without chance | aim |", "| --- |" + " --- |" * 6]
@@ -220,12 +233,16 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=float, default=6 * 3600.0, help="end by then, with what there is")
+    parser.add_argument("--add", action="store_true", help="keep what OUT.jsonl has of other runs")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "learning_agents")
     options = parser.parse_args()
-    end, lock, readings = time.monotonic() + options.seconds, Lock(), []
+    lines = options.out.with_suffix(".jsonl")
+    played = [(tasks, credit, seed) for seed in options.seeds for tasks in options.tasks for credit in options.credit]
+    end, lock = time.monotonic() + options.seconds, Lock()
+    readings = [one for one in read(lines) if (one.tasks, one.credit, one.seed) not in played] if options.add else []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {"cores": os.cpu_count(), "device": options.device, "python": platform.python_version()}
-    with options.out.with_suffix(".jsonl").open("w") as file, tempfile.TemporaryDirectory() as folder:
+    with lines.open("a" if options.add else "w") as file, tempfile.TemporaryDirectory() as folder:
         print(json.dumps({"machine": machine, "at_once": options.at_once}), file=file, flush=True)
 
         def play(tasks: str, credit: str, seed: int) -> None:
@@ -241,12 +258,7 @@ def main() -> None:
                     )
 
         with ThreadPoolExecutor(options.at_once) as pool:
-            runs = [
-                pool.submit(play, tasks, credit, seed)
-                for seed in options.seeds
-                for tasks in options.tasks
-                for credit in options.credit
-            ]
+            runs = [pool.submit(play, *one) for one in played]
         failed = [error for run in runs if (error := run.exception())]
     told = table(sorted(readings, key=lambda one: one.steps))
     options.out.with_suffix(".md").write_text(told + "\n")

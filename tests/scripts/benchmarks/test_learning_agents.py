@@ -1,10 +1,12 @@
 """Report of the learning of agents: the table of its readings, and the picture."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.learning_agents import AIMS, CREDITS, MINIATURES, Reading, plot, table
+from benchmarks.learning_agents import AIMS, CREDITS, MINIATURES, Reading, plot, read, table
 from openclaw_rl.agents.environment import load
 from openclaw_rl.settings import Settings
 
@@ -32,6 +34,14 @@ def test_the_table_has_each_run_and_the_mean_of_the_seeds_last_readings() -> Non
         "| `terminal_find` | both | 0 | 0: 0.10 | 0.10 [0.00, 0.20], 0 s |  | – |",
         "| `terminal_find` | both | mean of 1 | | **0.10** | | – |",
     ]
+
+
+def test_a_run_that_was_played_again_has_its_last_readings(tmp_path: Path) -> None:
+    again = [reading("toolcall_mini", "outcome", 0, 0, 0.3), reading("toolcall_mini", "outcome", 0, 6, 0.7)]
+    lines = [json.dumps(asdict(one)) for one in (*READINGS, *again)]
+    (tmp_path / "found.jsonl").write_text("\n".join(['{"machine": {}}', *lines]) + "\n")
+    assert sorted(map(repr, read(tmp_path / "found.jsonl"))) == sorted(map(repr, [READINGS[1], *READINGS[3:], *again]))
+    assert read(tmp_path / "none.jsonl") == []
 
 
 def test_the_picture_has_a_panel_for_each_environment(tmp_path: Path) -> None:
