@@ -150,6 +150,12 @@ def known(db: sqlite3.Connection, digests: Collection[str]) -> set[str]:
     return found
 
 
+def are_here(db: sqlite3.Connection, pictures: Sequence[Picture]) -> bool:
+    """Return True if the files of these pictures are on disk."""
+    folder = _folder(db)
+    return all((folder / picture.digest).is_file() for picture in pictures)
+
+
 def delete_unused(db: sqlite3.Connection) -> None:
     """Delete the rows of pictures that no request shows; `sweep` then deletes their files."""
     db.execute("DELETE FROM picture WHERE NOT EXISTS (SELECT 1 FROM request_picture WHERE picture = picture.id)")

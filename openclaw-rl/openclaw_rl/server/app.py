@@ -43,6 +43,7 @@ import structlog
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
@@ -238,7 +239,7 @@ def start_judging(
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
-        base_teacher=_base_engine(settings.method.base_teacher_url, settings, stack),
+        base_teacher=_base_engine(settings.method.base_teacher_url, settings, stack, core.album),
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
@@ -265,10 +266,12 @@ def start_judging(
     return tools
 
 
-def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack) -> HttpEngine | None:
+def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack, album: Album | None) -> HttpEngine | None:
     if url is None:
         return None
     engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url), scores_ids=settings.method.scores_given_ids)
+    if album is not None:
+        engine.show(album)
     stack.push_async_callback(engine.aclose)
     return engine
 
@@ -301,7 +304,7 @@ async def _publisher(
         settings.publisher,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
-        score_base=_base_score(settings, stack),
+        score_base=_base_score(settings, stack, core.album),
         alert=alerts.raise_alert,
     )
     try:
@@ -315,11 +318,11 @@ async def _publisher(
     return publisher
 
 
-def _base_score(settings: Settings, stack: AsyncExitStack) -> ScoreBase | None:
+def _base_score(settings: Settings, stack: AsyncExitStack, album: Album | None = None) -> ScoreBase | None:
     """Return the scores of an engine that holds the base; None where the policy's engine has it, or none does."""
     if settings.training.weights == "lora":
         return None
-    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, settings, stack)
+    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, settings, stack, album)
     if engine is None:
         return None
 

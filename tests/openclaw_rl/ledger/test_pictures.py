@@ -22,7 +22,7 @@ from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from openclaw_rl.types import DropReason, Feedback, NextState
-from openclaw_rl.types.pictures import Picture
+from openclaw_rl.types.pictures import Picture, PromptIds, with_pictures
 
 
 def picture(shade: int) -> Picture:
@@ -37,7 +37,7 @@ def shown(name: str, *of: Picture, session: str = "s", text: str = "look", **mor
     """Return a request whose message has these pictures."""
     parts = [{"type": "text", "text": text}, *(one.part().model_dump() for one in of)]
     message = Message.model_validate({"role": "user", "content": parts})
-    return make_request(name, message, session=session, pictures=of, **more)
+    return make_request(name, message, session=session, prompt=with_pictures((1, 2), of), pictures=of, **more)
 
 
 def files(tmp_path) -> set[str]:
@@ -192,22 +192,26 @@ async def test_a_demonstration_shows_the_pictures_of_its_turn(opened) -> None:
     await ledger.aclose()
 
 
-async def test_no_text_reader_gets_a_prompt_with_pictures(opened) -> None:
+async def test_prompts_for_the_gate_and_for_practice_have_their_pictures(tmp_path, opened) -> None:
     ledger = await opened()
     await serve_turn(ledger, shown("a", ONE, session="x"), make_turn("a"))
+    await serve_turn(ledger, make_request("b", session="y", prompt=(1, 3)), make_turn("b"))
+    prompt = PromptIds((1, 2), (ONE,))
+    assert (await ledger.practice_request("a")).prompt_ids == prompt
+    assert [ids for _, ids in await ledger.recent_prompts(9)] == [(1, 3), prompt]
+    assert [ids for ids, _ in await ledger.recent_replies(sampled_by=0, limit=9)] == [(1, 3), prompt]
+    (pictures.folder_of(tmp_path / "l.db") / ONE.digest).unlink()
     assert await ledger.practice_request("a") is None
-    assert await ledger.recent_prompts(9) == []
-    assert await ledger.recent_replies(sampled_by=0, limit=9) == []
-    await serve_turn(ledger, make_request("b", session="y"), make_turn("b"))
-    assert (await ledger.practice_request("b")).request_id == "b"
-    assert len(await ledger.recent_prompts(9)) == len(await ledger.recent_replies(sampled_by=0, limit=9)) == 1
+    assert [ids for _, ids in await ledger.recent_prompts(9)] == [(1, 3)]
+    assert [ids for ids, _ in await ledger.recent_replies(sampled_by=0, limit=9)] == [(1, 3)]
+    assert (await ledger.practice_request("b")).prompt_ids == (1, 3)
     await ledger.aclose()
 
 
 async def test_a_reference_is_no_secret_and_a_secret_beside_it_is_masked(tmp_path, opened) -> None:
     ledger = await opened()
     await serve_turn(ledger, shown("a", ONE), make_turn("a"))
-    assert (await ledger.turn("a")).request.prompt_ids == (1, 2)
+    assert (await ledger.turn("a")).request.prompt_ids == PromptIds((1, 2), (ONE,))
     secret = "sk-proj-Zk3v9Qp2Lx8Wn5Rt7Yb1Mc4Hd6Jf0Gs"
     await serve_turn(ledger, shown("b", ONE, text=f"key {secret}"), make_turn("b"))
     record = await ledger.turn("b")
