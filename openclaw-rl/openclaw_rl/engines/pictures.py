@@ -27,11 +27,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
 from openclaw_rl.errors import AlignmentError
-from openclaw_rl.models.picture_files import decoded, is_jpeg
+from openclaw_rl.models.picture_files import PictureFault, decoded, is_jpeg, scaled
 from openclaw_rl.types import Ids
 from openclaw_rl.types.pictures import Picture, pictures_of
 
@@ -81,10 +82,11 @@ class Album:
             return None
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._shown, prompt_ids, pictures)
 
-    async def read(self, picture: Picture) -> Picture | None:
-        """Return the picture with its bytes; None if its file is not here."""
+    async def read(self, picture: Picture, most_pixels: int) -> Picture | None:
+        """Return the picture with its bytes, smaller if it has more pixels; None if its file is not here."""
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, picture)
+            return await loop.run_in_executor(self._thread, self._scaled, picture, most_pixels)
         except AlignmentError:
             return None
 
@@ -96,13 +98,32 @@ class Album:
             raise AlignmentError(str(error)) from error
 
     def _read(self, picture: Picture) -> Picture:
+        data = self._file(picture)
         try:
-            # The digest is a row's, in hex: it names a file of this folder alone.
-            data = (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
             lossless = decoded(data, (picture.width, picture.height)) if is_jpeg(data) else None
-        except (OSError, ValueError) as error:  # PictureFault too, and a name that is no digest
-            raise AlignmentError(f"picture {picture.digest[:8]} of the prompt is not here") from error
+        except PictureFault as error:
+            raise _gone(picture) from error
         return replace(picture, data=data, lossless=lossless)
+
+    def _scaled(self, picture: Picture, most_pixels: int) -> Picture:
+        if picture.width * picture.height <= most_pixels:
+            return self._read(picture)
+        try:
+            data, size = scaled(self._file(picture), (picture.width, picture.height), most_pixels)
+        except PictureFault as error:
+            raise _gone(picture) from error
+        return Picture(sha256(data).hexdigest(), *size, data)
+
+    def _file(self, picture: Picture) -> bytes:
+        try:
+            # In hex it names a file of this folder alone.
+            return (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
+        except (OSError, ValueError) as error:
+            raise _gone(picture) from error
+
+
+def _gone(picture: Picture) -> AlignmentError:
+    return AlignmentError(f"picture {picture.digest[:8]} of the prompt is not here")
 
 
 def data_url(picture: Picture) -> str:

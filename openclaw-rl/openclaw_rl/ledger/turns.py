@@ -6,6 +6,7 @@ end of the reply.
 
 import sqlite3
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 
 import orjson
@@ -51,7 +52,8 @@ class Turns(LedgerPart):
                 await self._begin(request)
         except EpisodeRefused:  # no row will ever name them
             refused = {picture.digest for picture in request.pictures}
-            await self._writer.alone(lambda db: pictures.sweep_some(db, refused))
+            with suppress(LedgerError):  # then the next sweep deletes them
+                await self._writer.alone(lambda db: pictures.sweep_some(db, refused))
             raise
 
     @read

@@ -5,6 +5,7 @@ A small file can ask for much memory or time: a size of a billion pixels, scans 
 decoder no more than its pixels. `decoded` then reads the pixels; it blocks, and lets other threads run.
 """
 
+import math
 from io import BytesIO
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -69,6 +70,25 @@ def decoded(data: bytes, size: tuple[int, int]) -> bytes | None:
     except PictureFault:
         raise
     except Exception as error:  # Pillow's plug-ins raise what they meet in a broken file, struct.error too
+        raise PictureFault(_NO_PICTURE) from error
+
+
+def scaled(data: bytes, size: tuple[int, int], most_pixels: int) -> tuple[bytes, tuple[int, int]]:
+    """Return a picture of at most so many pixels as a PNG, and its size. Raises PictureFault."""
+    from PIL import Image
+
+    shrink = math.sqrt(most_pixels / (size[0] * size[1]))
+    smaller = max(1, int(size[0] * shrink)), max(1, int(size[1] * shrink))
+    try:
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            if image.size != size:
+                raise PictureFault(_NO_PICTURE)
+            out = BytesIO()
+            image.convert("RGB").resize(smaller, Image.Resampling.BICUBIC).save(out, "PNG", compress_level=1)
+            return out.getvalue(), smaller
+    except PictureFault:
+        raise
+    except Exception as error:  # as in `decoded`
         raise PictureFault(_NO_PICTURE) from error
 
 

@@ -48,11 +48,13 @@ class ReplySampler:
     clock: Callable[[], float]
     """The ledger's clock."""
     album: Album | None = None
-    """Pictures of prompts."""
+    """Pictures of prompts; None: a prompt with pictures is none to practise on."""
 
     def is_fit(self, request: Request) -> bool:
         """Return True if the prompt can be answered anew, exactly as it was asked."""
         s = request.sampling
+        if request.pictures and self.album is None:
+            return False
         # A stop string cuts the reply's text, which nobody parses here.
         return bool(request.prompt_ids) and s.is_trainable and not s.stop and self._room(request.prompt_ids) > 0
 

@@ -208,7 +208,8 @@ def judge_model(
     return EngineJudgeClient(
         engine,
         settings,
-        render=lambda messages: frontend.render(messages).ids,
+        render=lambda messages: frontend.render(messages, shows_pictures=True).ids,
         decode=frontend.decode,
         slots=slots,
+        placeholder=None if frontend.vision is None else frontend.vision.placeholder,
     )

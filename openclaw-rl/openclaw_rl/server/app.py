@@ -47,6 +47,7 @@ from openclaw_rl.engines.pictures import Album
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.steps import JudgeOfBoth, StepLlmJudge, StepRulesJudge
 from openclaw_rl.log import configure as configure_log
@@ -233,8 +234,9 @@ def start_judging(
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
     model = ask(slots=limits.verdicts)
-    chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge)
-    steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge)
+    sight = Sight.of(settings.judge, core.album)
+    chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge, sight)
+    steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge, sight)
     judge = JudgeOfBoth(chats, steps if settings.method.judges_steps else None)
     tools = ScoringTools(
         settings=settings.method,

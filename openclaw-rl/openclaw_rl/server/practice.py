@@ -160,7 +160,7 @@ def _sampler(settings: Settings, core: Core) -> ReplySampler:
         # Greedy settings would make every built-in reply useless: no policy gradient is in it.
         sampling=SamplingParams(sampling.max_new_tokens, temperature=sampling.temperature or 1.0),
         clock=core.clock,
-        album=core.album,
+        album=core.album if settings.trains_pictures else None,
     )
 
 

@@ -102,6 +102,11 @@ def without_data(text: str) -> str:
     return _DATA.sub(r"\1…", text)
 
 
+def mark_of(picture: Picture) -> str:
+    """Return the words that stand for a picture where text is read; the same for the same picture."""
+    return f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]"
+
+
 def words_of(message: Message) -> str:
     """Return the text of the message as readers of texts see it: with a mark in the place of each picture.
 
@@ -112,7 +117,7 @@ def words_of(message: Message) -> str:
     said = []
     for part in message.content:
         if (picture := picture_of(part)) is not None:
-            said.append(f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]")
+            said.append(mark_of(picture))
         elif part.type == "text":
             said.append(part.text or "")
     return "\n".join(said)

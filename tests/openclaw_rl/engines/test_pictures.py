@@ -97,14 +97,14 @@ async def test_a_forgotten_picture_is_told(album, tmp_path) -> None:
         (tmp_path / prompt.pictures[0].digest).unlink()
         with pytest.raises(AlignmentError, match="is not here"):
             await engine.score(prompt, REPLY, lora_path=None, extra_key=None)
-        assert await album.read(prompt.pictures[0]) is None
+        assert await album.read(prompt.pictures[0], 9999) is None
         with pytest.raises(AlignmentError, match="1 pictures, and 0 places"):
             await engine.score(PromptIds((300,), shown("webp").pictures), REPLY, lora_path=None, extra_key=None)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a" * 63, "g" * 64, "a" * 62 + "/.", ""])
 async def test_a_name_that_is_no_digest_opens_no_file(album, name) -> None:
-    assert await album.read(Picture(name, 1, 1)) is None
+    assert await album.read(Picture(name, 1, 1), 9999) is None
 
 
 def test_ids_with_pictures_are_other_ids() -> None:
