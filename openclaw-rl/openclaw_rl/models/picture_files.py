@@ -74,11 +74,13 @@ def decoded(data: bytes, size: tuple[int, int]) -> bytes | None:
 
 
 def scaled(data: bytes, size: tuple[int, int], most_pixels: int) -> tuple[bytes, tuple[int, int]]:
-    """Return a picture of at most so many pixels as a PNG, and its size. Raises PictureFault."""
+    """Return a picture of about so many pixels as a PNG, and its size. Raises PictureFault."""
     from PIL import Image
 
     shrink = math.sqrt(most_pixels / (size[0] * size[1]))
-    smaller = max(1, int(size[0] * shrink)), max(1, int(size[1] * shrink))
+    # Rounded so that no picture becomes narrower than it is: models refuse those that are too narrow.
+    width, height = (size[at] * shrink for at in (0, 1))
+    smaller = (int(width), math.ceil(height)) if width > height else (math.ceil(width), int(height))
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.size != size:

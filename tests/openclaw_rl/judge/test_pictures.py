@@ -119,7 +119,7 @@ async def test_the_size_of_a_judges_picture_has_a_limit(judged, tmp_path) -> Non
     turn = judged([shown("look", wide)], "A cat.", shown("no", photo))
     _, asked = await sight(tmp_path).shown(turn, judge_prompt(turn), "reply")
     pictures = with_references([asked])[1]
-    assert [(picture.width, picture.height) for picture in pictures] == [(90, 22), (45, 45)]
+    assert [(picture.width, picture.height) for picture in pictures] == [(90, 23), (46, 45)]
     assert all(picture.data.startswith(b"\x89PNG") for picture in pictures)
 
 

@@ -14,6 +14,7 @@ from openclaw_rl.models.picture_files import (
     MOST_SEGMENTS,
     PictureFault,
     decoded,
+    scaled,
     size_of,
 )
 
@@ -119,6 +120,16 @@ def test_pixels_that_are_missing_or_of_another_size(form) -> None:
         decoded(data[: len(data) // 2], (64, 64))
     with pytest.raises(PictureFault, match="that can be read"):
         decoded(data, (64, 63))
+
+
+@pytest.mark.parametrize("size", [(2000, 10), (10, 2000), (1, 200), (60, 60)])
+def test_a_smaller_picture_is_no_narrower(size) -> None:
+    data, smaller = scaled(picture_file(*size), size, 100)
+    assert size_of(data) == smaller
+    assert max(smaller) / min(smaller) <= max(size) / min(size)
+    assert smaller[0] * smaller[1] <= 100 + max(smaller)
+    with pytest.raises(PictureFault):
+        scaled(data, (size[0] + 1, size[1]), 10)
 
 
 def test_a_jpeg_of_the_most_scans_that_writers_make_is_taken() -> None:
