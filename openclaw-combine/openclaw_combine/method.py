@@ -79,8 +79,6 @@ class Combined:
         """Return the sample with the terms the turn has. A teacher that fails costs the distillation term, not the
         reward. Raises TeacherError in an outage when the turn has no reward."""
         reason = unusable(judged)
-        if reason is None and judged.request.pictures and tools.settings.distils:
-            reason = DropReason.UNSUPPORTED_CONTENT  # the teacher would read the prompt without them
         if reason is not None:
             return Dropped(reason)
         reward = reward_of(judged) if tools.settings.binary_weight else None

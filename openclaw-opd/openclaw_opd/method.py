@@ -80,8 +80,6 @@ class OPD:
     async def score(self, judged: JudgedTurn, tools: ScoringTools[OpdSettings]) -> Sample | Dropped:
         """Return the sample; drop a turn without the term, with the reason. Raises TeacherError in an outage."""
         reason = unusable(judged)
-        if reason is None and judged.request.pictures:
-            reason = DropReason.UNSUPPORTED_CONTENT  # the teacher would read the prompt without them
         if reason is not None:
             return Dropped(reason)
         found = await distillation_term(judged, tools)

@@ -63,7 +63,7 @@ class OpdSettings(MethodSettings):
 
     @property
     def takes_pictures(self) -> bool:
-        return not self.distils
+        return True
 
     @property
     def needs_engine(self) -> bool:

@@ -11,6 +11,7 @@ figures as JSON, and exits with 1 for a finding:
 * a prompt that the engine counts otherwise than our front end;
 * pictures that cost more than the texts' noise (twice it, and 0.02 nats a token at least);
 * an adapter that the engine applies otherwise than the trainer;
+* a reply that the engine does not score behind its pictures, as the gate and teachers ask it to;
 * replies that do not depend on their picture.
 """
 
@@ -32,8 +33,7 @@ from PIL import Image
 from gpu.vision_model import CARD, TINY, vision_model
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.pictures import PicturePrompt
-from openclaw_rl.engines.score_answers import aligned, scoring_request
+from openclaw_rl.engines.pictures import Album, PicturePrompt
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.messages import Message
@@ -46,7 +46,7 @@ from openclaw_rl.trainers import base_model
 from openclaw_rl.trainers.batches import rows_of
 from openclaw_rl.trainers.lora import LoraPolicy
 from openclaw_rl.types import Sample, VersionRun, WeightKind
-from openclaw_rl.types.pictures import Picture
+from openclaw_rl.types.pictures import Picture, with_pictures
 
 ADAPTER = "noise"
 LEAST_NOISE = 0.02
@@ -122,9 +122,11 @@ async def check(folder: Path, url: str, device: str, dtype: str, tokens: int) ->
         assert isinstance(policy, LoraPolicy)
         policy.reset(0)
         engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
+        if frontend.vision is not None:
+            engine.show(Album(pictures, frontend.vision.placeholder))
         try:
             base = [await _ask(engine, frontend, prompt, tokens, pictures) for prompt in _prompts()]
-            scores = {one.name: await _scored(engine, frontend, policy, one) for one in base if one.pictures}
+            scores = {one.name: await _scored(engine, policy, one) for one in base if one.pictures}
             gaps = {one.name: _gap(policy, one.sample) for one in base}
             other = _other_picture(policy, base, pictures)
             adapter = Path(work) / "adapter"
@@ -154,6 +156,7 @@ async def check(folder: Path, url: str, device: str, dtype: str, tokens: int) ->
             if one.counted != len(one.sample.prompt_ids)
         ),
         *_noisy(base, gaps, under_adapter),
+        *_unscored(base, gaps, scores),
         *([] if other > LEAST_SHIFT else [f"another picture changes a reply by {other:.3g} nats a token"]),
         *([] if shift > LEAST_SHIFT else [f"the adapter changes a reply by {shift:.3g} nats a token"]),
     ]
@@ -176,6 +179,14 @@ def _noisy(asked: Sequence[Asked], base: dict[str, float], adapted: dict[str, fl
         for what, gaps in parts.items()
         if not (gap := _mean(gaps)) <= most
     ]
+
+
+def _unscored(asked: Sequence[Asked], gaps: dict[str, float], scores: dict[str, float | str]) -> list[str]:
+    """Return a finding for each score of a prompt with pictures that failed, or differs by more than texts' noise."""
+    most = max(2 * _mean([gaps[one.name] for one in asked if not one.pictures]), LEAST_NOISE)
+    faults = [f"{name}: no score of the reply: {found}" for name, found in scores.items() if isinstance(found, str)]
+    gap = _mean([found for found in scores.values() if not isinstance(found, str)])
+    return faults if gap <= most else [*faults, f"scores with pictures: engine and trainer differ by {gap:.3g} nats"]
 
 
 def _prompts() -> list[tuple[str, Message]]:
@@ -242,7 +253,7 @@ async def _ask(
     count = len(reply.output_ids)
     sample = Sample(
         sample_id=name,
-        prompt_ids=rendered.ids,
+        prompt_ids=tuple(rendered.ids),
         response_ids=tuple(reply.output_ids),
         loss_mask=(True,) * count,
         rollout_log_probs=values,
@@ -253,23 +264,15 @@ async def _ask(
     return Asked(name, sample, pictures, reply.meta_info.prompt_tokens)
 
 
-async def _scored(engine: HttpEngine, frontend: FrontEnd, policy: LoraPolicy, one: Asked) -> float | str:
-    """Let the engine score the reply behind its prompt with pictures. Return the distance from the trainer, or a fault.
-
-    The product makes no such call yet (the gate and teachers read texts): a fault is a figure and no finding.
-    """
+async def _scored(engine: HttpEngine, policy: LoraPolicy, one: Asked) -> float | str:
+    """Let the engine score the reply as the gate and teachers do. Return the distance from the trainer, or a fault."""
     sample = one.sample
-    asked = scoring_request(sample.prompt_ids, sample.response_ids, lora_path=None, extra_key=None)
-    if frontend.vision is not None:
-        shown = PicturePrompt.of(sample.prompt_ids, one.pictures, frontend.vision.placeholder)
-        ids = [*shown.ids, *sample.response_ids]
-        asked = asked.model_copy(update={"input_ids": ids, "image_data": shown.image_data})
+    prompt = with_pictures(sample.prompt_ids, one.pictures)
     try:
-        reply = await engine.generate(asked)
-        found = aligned(reply.meta_info.input_token_logprobs, sample.response_ids)
+        score = await engine.score(prompt, sample.response_ids, lora_path=None, extra_key=None)
     except (EngineError, AlignmentError) as error:
         return str(error)
-    return _gap(policy, replace(sample, rollout_log_probs=found))
+    return _gap(policy, replace(sample, rollout_log_probs=score.log_probs))
 
 
 @torch.no_grad()

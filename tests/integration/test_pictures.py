@@ -25,6 +25,7 @@ SETTINGS = {
     "pictures.enabled": "true",
     "sampling.temperature": "1.0",
     "judge.kind": "rules",
+    "method.name": "combine",
     "method.baseline": "none",
     "training.batch_size": "4",
     "trainer.kind": "local",
@@ -62,9 +63,8 @@ def ask(server: RunningServer, session: str, data: bytes) -> str:
 
 
 def rate(server: RunningServer, turn_id: str, value: int) -> None:
-    reply = httpx.post(
-        f"{server.url}/v1/feedback", json={"turn_id": turn_id, "value": value}, timeout=60, trust_env=False
-    )
+    said = {"turn_id": turn_id, "value": value} | ({"comment": "Say what you see."} if value < 0 else {})
+    reply = httpx.post(f"{server.url}/v1/feedback", json=said, timeout=60, trust_env=False)
     assert reply.status_code == 200, reply.text
 
 
@@ -78,8 +78,14 @@ def test_a_policy_learns_from_chats_about_pictures(engine, server) -> None:
         record = server.wait_for_turn(turn_id, "trained", 30)
         assert record["turn"]["drop"] is None
     rows = server.admin("GET", "/v1/admin/history")["versions"]
-    (metrics,) = (row["metrics"] for row in rows if row["weight_version"] == 1)
+    (row,) = (row for row in rows if row["weight_version"] == 1)
+    metrics = row["metrics"]
     assert metrics["samples"] == 4
+    assert metrics["hint_share"] == 0.5, "the teacher read the hint and the picture"
+    assert "gate_kl_parent" in metrics, "the gate compared replies about pictures"
+    assert stand_in.scored
+    assert all(request.image_data for request in stand_in.scored if stand_in.vision.placeholder in request.input_ids)
+    assert sum(bool(request.image_data) for request in stand_in.scored) > 4
     assert metrics["fresh_abs_log_ratio"] < 1e-4, "engine and trainer read the same picture"
     assert any(request.image_data for request in stand_in.sent)
     stored = {file.name for file in (server.data_dir / "ledger.sqlite3.pictures").iterdir()}

@@ -96,10 +96,11 @@ ACTING = {
     "limits": "requests_at_once tokens_a_day practice_share",
     "model": "chat_template reasoning_parser tool_call_parser context_length",
     "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
-    "pictures": "enabled max_mb max_pixels max_per_request",
+    "pictures": "enabled max_mb max_pixels max_pixels_per_request max_per_request decode_timeout_s",
     "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
     "sessions": "turn_type_default pair_ttl_s max_open_turns",
-    "judge": "kind url model api_key votes quorum temperature max_new_tokens timeout_s workers retries max_waiting",
+    "judge": "kind url model api_key sees most_pictures picture_pixels votes quorum temperature max_new_tokens "
+    "timeout_s workers retries max_waiting",
     "method": "demonstration_weight score_workers baseline baseline_decay baseline_limit hint_source hint_votes "
     "hint_max_tokens hint_place teacher guidance neutral_hint request_guidance neutral_request teacher_url "
     "student_term opd_clip top_k forward_kl anchor_weight score_timeout_s binary_weight opd_weight",
@@ -133,6 +134,7 @@ WITHOUT_DEFAULT = {
     "judge.url": "http://elsewhere/v1",
     "judge.model": "judge",
     "judge.api_key": "secret",
+    "judge.sees": "true",
     "method.hint_max_tokens": "64",
     "method.teacher_url": "http://elsewhere",
     "publisher.base_url": "http://elsewhere",

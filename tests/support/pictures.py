@@ -2,6 +2,7 @@
 
 import base64
 import io
+import zlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -33,36 +34,54 @@ def picture_part(data: bytes, media: str = "image/png") -> dict[str, object]:
 
 
 class PictureEngine(FakeEngine):
-    """A fake engine that expands placeholders as SGLang does: one for each picture, else the request is refused."""
+    """A fake engine that reads pictures as SGLang does, and is stricter where SGLang would guess.
+
+    One placeholder of the ids stands for each picture, which is decoded; else the request is refused, also for a
+    placeholder without a picture. The placeholder becomes as many ids as the picture has tokens. They are hashes of its
+    pixels, so that every log-prob behind a picture depends on it.
+    """
+
+    hashes_pixels = True
+    """False: the ids stay placeholders, for a model that computes them."""
 
     def __init__(self, vision: Vision, *, policy: ToyPolicy | None = None) -> None:
         super().__init__(policy=policy)
-        self._vision = vision
+        self.vision = vision
         self.sent: list[GenerateRequest] = []
-        """The requests as they came."""
+        """The requests for replies as they came."""
+        self.scored: list[GenerateRequest] = []
+        """The requests for log-probs of given ids."""
         self.drift = 0
         """Tokens by which the engine's prompt is longer than it should be."""
 
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         self.sent.append(request)
-        if request.image_data:
-            request = request.model_copy(update={"input_ids": self._expanded(request)})
-        async for reply in super().stream(request, tap):
+        async for reply in super().stream(self._seen(request), tap):
             yield reply
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
-        if request.image_data and request.logprob_start_len >= 0:
-            request = request.model_copy(update={"input_ids": self._expanded(request)})
-        return await super().generate(request)
+        if request.logprob_start_len < 0:
+            return await super().generate(request)
+        self.scored.append(request)
+        return await super().generate(self._seen(request))
+
+    def _seen(self, request: GenerateRequest) -> GenerateRequest:
+        if not request.image_data and self.vision.placeholder not in request.input_ids:
+            return request
+        return request.model_copy(update={"input_ids": self._expanded(request)})
 
     def _expanded(self, request: GenerateRequest) -> list[int]:
         pictures = [opened(url) for url in request.image_data or ()]
-        if request.input_ids.count(self._vision.placeholder) != len(pictures):
+        if request.input_ids.count(self.vision.placeholder) != len(pictures):
             raise EngineRefused("the prompt's placeholders are not the pictures", status=400)
         ids: list[int] = []
         for token in request.input_ids:
-            count = self._vision.tokens(*pictures.pop(0).size) if token == self._vision.placeholder else 1
-            ids += [token] * count
+            if token != self.vision.placeholder:
+                ids.append(token)
+                continue
+            picture = pictures.pop(0)
+            mark = zlib.crc32(picture.convert("RGB").tobytes()) >> 1 if self.hashes_pixels else token
+            ids += [mark] * self.vision.tokens(*picture.size)
         return [*ids, *[ids[-1]] * self.drift]
 
 

@@ -64,6 +64,8 @@ class VisionPolicy:
 class VisionEngine(PictureEngine):
     """One request at a time."""
 
+    hashes_pixels = False
+
     def __init__(self, folder: Path) -> None:
         self.real = VisionPolicy(folder)
         super().__init__(Vision.of(folder), policy=self.real)  # type: ignore[arg-type]

@@ -51,10 +51,20 @@ from openclaw_rl.engines.dialect import (
     storable,
 )
 from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
-from openclaw_rl.engines.score_answers import SAME_PASS, aligned, id_blocks, is_table_of, rows_of, scoring_request
+from openclaw_rl.engines.pictures import Album, PicturePrompt
+from openclaw_rl.engines.score_answers import (
+    SAME_PASS,
+    aligned,
+    check_length,
+    id_blocks,
+    is_table_of,
+    rows_of,
+    scoring_request,
+)
 from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineGone, EngineRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
+from openclaw_rl.types.pictures import pictures_of
 
 log = structlog.get_logger()
 
@@ -80,6 +90,7 @@ class HttpEngine:
         `score_ids`.
         """
         self.url = url.rstrip("/")
+        self._album: Album | None = None
         self._settings = settings
         self._loses_adapter_count = loses_adapter_count
         self._scores_ids = scores_ids
@@ -93,6 +104,10 @@ class HttpEngine:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
             trust_env=False,
         )
+
+    def show(self, album: Album) -> None:
+        """Give the engine the pictures of the prompts that it scores; without them it refuses such a prompt."""
+        self._album = album
 
     def move(self, url: str) -> None:
         """Call the engine at this URL from now on: its process starts again there."""
@@ -110,7 +125,8 @@ class HttpEngine:
         await self._client.aclose()
 
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
-        body = _json(request if request.stream else request.model_copy(update={"stream": True}))
+        asked = request if request.stream else request.model_copy(update={"stream": True})
+        body = _json(asked) if asked.image_data is None else await asyncio.to_thread(_json, asked)
         finished = refused = started = was_queued = False
         received = 0
 
@@ -159,7 +175,10 @@ class HttpEngine:
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         body = request.model_copy(update={"stream": False})
         try:
-            reply = _parse(await self._post("/generate", body))
+            if body.image_data is None:
+                reply = _parse(await self._post("/generate", body))
+            else:  # some tens of MB: chats do not wait for their JSON
+                reply = _parse(await self._call("POST", "/generate", await asyncio.to_thread(_json, body)))
             if not all(0 <= token <= LARGEST_ID for token in reply.output_ids):
                 raise EngineFaulty("the engine sent ids that are no token ids")
             return reply
@@ -172,10 +191,13 @@ class HttpEngine:
     async def score(
         self, prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None, top_k: int = 0
     ) -> Score:
-        asked = scoring_request(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key)
+        shown = await self._shown(prompt_ids)
+        asked = scoring_request(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, shown=shown)
         named = [prompt_ids[-1]] if self._scores_ids else None  # any that is there
         reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k, "token_ids_logprob": named}))
         meta = reply.meta_info
+        if shown is not None:
+            check_length(reply, len(prompt_ids) + len(response_ids))
         log_probs = aligned(meta.input_token_logprobs, response_ids)
         if not top_k:
             return Score(log_probs)
@@ -202,11 +224,15 @@ class HttpEngine:
         table: list[LogProbs] = []
         # Each position names its own token too, by whose log-prob the table is known to be this reply's.
         named = [(*row, token) for row, token in zip(ids, response_ids, strict=True)]
+        shown = await self._shown(prompt_ids)
         for begin, end in id_blocks(named):
             wanted = sorted({token for row in named[begin:end] for token in row})
             before, block = (*prompt_ids, *response_ids[:begin]), response_ids[begin:end]
-            asked = scoring_request(before, block, lora_path=lora_path, extra_key=extra_key)
+            seen = None if shown is None else shown.then(response_ids[:begin])
+            asked = scoring_request(before, block, lora_path=lora_path, extra_key=extra_key, shown=seen)
             reply = await self.generate(asked.model_copy(update={"token_ids_logprob": wanted}))
+            if shown is not None:
+                check_length(reply, len(before) + len(block))
             own = aligned(reply.meta_info.input_token_logprobs, block)
             rows = rows_of(reply.meta_info.input_token_ids_logprobs, named[begin:end])
             if any(abs(row[-1] - log_prob) > SAME_PASS for row, log_prob in zip(rows, own, strict=True)):
@@ -214,6 +240,14 @@ class HttpEngine:
             log_probs += own
             table += [row[:-1] for row in rows]
         return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
+
+    async def _shown(self, prompt_ids: Ids) -> PicturePrompt | None:
+        """Return a prompt with pictures as the engine gets it; None for a text."""
+        if not pictures_of(prompt_ids):
+            return None
+        if self._album is None:
+            raise EngineRefused("this engine is shown no pictures", status=400)
+        return await self._album.shown(prompt_ids)
 
     async def is_healthy(self) -> bool:
         return await self.fault() is None
@@ -274,7 +308,7 @@ class HttpEngine:
         content = body.model_dump_json(exclude_none=True) if isinstance(body, BaseModel) else "{}"
         return await self._call("POST", path, content)
 
-    async def _call(self, method: str, path: str, content: str | None) -> bytes:
+    async def _call(self, method: str, path: str, content: str | bytes | None) -> bytes:
         headers = {"content-type": "application/json"} if content is not None else None
         try:
             reply = await self._client.request(method, f"{self.url}{path}", content=content, headers=headers)

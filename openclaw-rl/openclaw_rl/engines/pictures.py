@@ -22,13 +22,19 @@ processor of Qwen3-VL):
 Our prompts are kept expanded everywhere else: in the ledger, for the trainer, in counts of tokens.
 """
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Self
 
+from openclaw_rl.errors import AlignmentError
+from openclaw_rl.models.picture_files import PictureFault, decoded, is_jpeg, scaled
 from openclaw_rl.types import Ids
-from openclaw_rl.types.pictures import Picture
+from openclaw_rl.types.pictures import Picture, pictures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,77 @@ class PicturePrompt:
         ]
         if ids.count(placeholder) != len(pictures):
             raise ValueError(f"{len(pictures)} pictures, and {ids.count(placeholder)} places in the prompt")
-        return cls(ids, [_url(picture) for picture in pictures], placeholder)
+        return cls(ids, [data_url(picture) for picture in pictures], placeholder)
+
+    def then(self, ids: Ids) -> "PicturePrompt":
+        """Return the prompt with tokens of a reply behind it."""
+        return replace(self, ids=[*self.ids, *ids])
 
 
-def _url(picture: Picture) -> str:
+class Album:
+    """Pictures of recorded prompts, read from the ledger's files, for an engine that gets such a prompt again.
+
+    Scores, practice and judges come here. No picture is kept in memory: one that is forgotten is gone at once. A single
+    thread reads, for all of this is work that nobody waits for.
+    """
+
+    def __init__(self, folder: Path, placeholder: int) -> None:
+        """folder: the ledger's folder of pictures."""
+        self._folder, self._placeholder = folder, placeholder
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="album")
+
+    async def shown(self, prompt_ids: Ids) -> PicturePrompt | None:
+        """Return the prompt as an engine gets it; None if it shows no picture. Raises AlignmentError without a file."""
+        if not (pictures := pictures_of(prompt_ids)):
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._shown, prompt_ids, pictures)
+
+    async def read(self, picture: Picture, most_pixels: int) -> Picture | None:
+        """Return the picture with its bytes, smaller if it has more pixels; None if its file is not here."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._scaled, picture, most_pixels)
+        except AlignmentError:
+            return None
+
+    def _shown(self, prompt_ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt:
+        read = {picture.digest: self._read(picture) for picture in dict.fromkeys(pictures)}
+        try:
+            return PicturePrompt.of(prompt_ids, [read[picture.digest] for picture in pictures], self._placeholder)
+        except ValueError as error:
+            raise AlignmentError(str(error)) from error
+
+    def _read(self, picture: Picture) -> Picture:
+        data = self._file(picture)
+        try:
+            lossless = decoded(data, (picture.width, picture.height)) if is_jpeg(data) else None
+        except PictureFault as error:
+            raise _gone(picture) from error
+        return replace(picture, data=data, lossless=lossless)
+
+    def _scaled(self, picture: Picture, most_pixels: int) -> Picture:
+        if picture.width * picture.height <= most_pixels:
+            return self._read(picture)
+        try:
+            data, size = scaled(self._file(picture), (picture.width, picture.height), most_pixels)
+        except PictureFault as error:
+            raise _gone(picture) from error
+        return Picture(sha256(data).hexdigest(), *size, data)
+
+    def _file(self, picture: Picture) -> bytes:
+        try:
+            # In hex it names a file of this folder alone.
+            return (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
+        except (OSError, ValueError) as error:
+            raise _gone(picture) from error
+
+
+def _gone(picture: Picture) -> AlignmentError:
+    return AlignmentError(f"picture {picture.digest[:8]} of the prompt is not here")
+
+
+def data_url(picture: Picture) -> str:
+    """Return the picture as a `data:` URL, without loss. Raises ValueError if its bytes are not here."""
     data = picture.lossless or picture.data
     if data is None:
         raise ValueError(f"the bytes of picture {picture.digest} are not here")

@@ -32,6 +32,7 @@ import structlog
 from openclaw_rl.engines.base import Score, Tap
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import GenerateReply, GenerateRequest, ModelInfo
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.engines.pool_member import DRAINED, EMPTY, STRANGER, EngineStatus, Member, Tried, Weights, stranger_of
 from openclaw_rl.engines.version_keys import version_of
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
@@ -69,6 +70,11 @@ class PooledEngine:
     def url(self) -> str:
         """URL of the first engine."""
         return self._members[0].url
+
+    def show(self, album: Album) -> None:
+        """Give the engines the pictures of the prompts that they score."""
+        for member in self._members:
+            member.engine.show(album)
 
     async def aclose(self) -> None:
         await asyncio.gather(*(member.engine.aclose() for member in self._members))

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND
-from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest, TokenLogProb, storable
+from openclaw_rl.engines.dialect import EngineSampling, GenerateReply, GenerateRequest, TokenLogProb, storable
+from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.types import Ids, LogProbs
 
@@ -34,11 +35,20 @@ def id_blocks(ids: Sequence[Ids]) -> Iterator[tuple[int, int]]:
 
 
 def scoring_request(
-    prompt_ids: Ids, response_ids: Ids, *, lora_path: str | None, extra_key: str | None
+    prompt_ids: Ids,
+    response_ids: Ids,
+    *,
+    lora_path: str | None,
+    extra_key: str | None,
+    shown: PicturePrompt | None = None,
 ) -> GenerateRequest:
-    """Return the request for the response's log-probs at temperature 1: no new token, behind every chat."""
+    """Return the request for the response's log-probs at temperature 1: no new token, behind every chat.
+
+    shown: the prompt as the engine gets it, where it shows pictures. Positions count the expanded prompt.
+    """
     return GenerateRequest(
-        input_ids=[*prompt_ids, *response_ids],
+        input_ids=[*(prompt_ids if shown is None else shown.ids), *response_ids],
+        image_data=None if shown is None else shown.image_data,
         sampling_params=EngineSampling(max_new_tokens=0, temperature=1.0),
         return_logprob=True,
         logprob_start_len=len(prompt_ids) - 1,
@@ -57,6 +67,12 @@ def aligned(entries: list[TokenLogProb] | None, response_ids: Ids) -> LogProbs:
     if len(values) != len(response_ids):
         raise AlignmentError(f"{len(response_ids) - len(values)} of {len(response_ids)} log-probs are missing")
     return values
+
+
+def check_length(reply: GenerateReply, tokens: int) -> None:
+    """Raise AlignmentError if the engine counts other tokens of a prompt with pictures: it saw another prompt."""
+    if (counted := reply.meta_info.prompt_tokens) != tokens:
+        raise AlignmentError(f"the engine reads {counted} tokens where the prompt with its pictures has {tokens}")
 
 
 def rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]) -> list[LogProbs]:

@@ -11,11 +11,14 @@ import httpx
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
 from openclaw_rl.judge.llm import Answer
-from openclaw_rl.messages import Message, whole_characters
+from openclaw_rl.judge.pictures import with_references
+from openclaw_rl.messages import ContentPart, Message, whole_characters
 from openclaw_rl.settings import JudgeSettings
 from openclaw_rl.types import Ids
+from openclaw_rl.types.pictures import without_data
 
 _ATTEMPTS = 4
 """Tries of one call at a busy or failing judge. Later attempts at the turn have longer pauses."""
@@ -153,18 +156,24 @@ class EngineJudgeClient:
         render: Callable[[Sequence[Message]], Ids],
         decode: Callable[[Ids], str],
         slots: asyncio.Semaphore,
+        placeholder: int | None = None,
     ) -> None:
-        self._slots = slots
+        """placeholder: token of a picture's place; None: the model reads text alone."""
+        self._slots, self._placeholder = slots, placeholder
         self._engine = engine
         self._settings = settings
         self._render = render
         self._decode = decode
 
     async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
-        prompt_ids = await asyncio.to_thread(self._rendered, prompt)
+        prompt_ids, shown = await asyncio.to_thread(self._shown, prompt)
         sampling = EngineSampling(max_new_tokens=max_new_tokens, temperature=self._settings.temperature)
         request = GenerateRequest(
-            input_ids=list(prompt_ids), sampling_params=sampling, extra_key="judge", priority=PRIORITY_BACKGROUND
+            input_ids=list(prompt_ids if shown is None else shown.ids),
+            image_data=None if shown is None else shown.image_data,
+            sampling_params=sampling,
+            extra_key="judge",
+            priority=PRIORITY_BACKGROUND,
         )
         try:
             async with self._slots, asyncio.timeout(self._settings.timeout_s):
@@ -180,6 +189,16 @@ class EngineJudgeClient:
         if finish is None or finish.type == "abort":
             raise JudgeError("judge's engine broke off")
         return Answer(text, is_cut=finish.type == "length")
+
+    def _shown(self, prompt: Sequence[Message]) -> tuple[Ids, PicturePrompt | None]:
+        """Render the prompt, with its pictures if it has any; blocks. Raises JudgeError."""
+        messages, pictures = with_references(prompt)
+        ids = self._rendered(messages)
+        if not pictures:
+            return ids, None
+        if self._placeholder is None:
+            raise JudgeError("this judge reads text only")
+        return ids, PicturePrompt.of(ids, pictures, self._placeholder)
 
     def _rendered(self, prompt: Sequence[Message]) -> Ids:
         """Render the prompt; blocks. Raises JudgeError when the model's template refuses it."""
@@ -201,6 +220,9 @@ def without_system(prompt: Sequence[Message]) -> list[Message]:
     rest = [message for message in prompt if message.role != "system"]
     if not told or not rest or rest[0].role != "user":
         return list(prompt)
+    said = rest[0].content
+    if isinstance(said, list):
+        return [rest[0].model_copy(update={"content": [ContentPart(type="text", text=told), *said]}), *rest[1:]]
     return [rest[0].model_copy(update={"content": f"{told}\n\n{rest[0].text()}"}), *rest[1:]]
 
 
@@ -246,7 +268,7 @@ def _words(content: bytes) -> str:
         message = str(json.loads(content)["error"]["message"])
     except (ValueError, LookupError, TypeError, RecursionError):
         return ""
-    return whole_characters(" ".join(message.split())[:_MOST_WORDS])
+    return whole_characters(" ".join(without_data(message).split())[:_MOST_WORDS])
 
 
 def _retry_after(reply: httpx.Response) -> float:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Outcome, Undecided, count, parse_vote
+from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.prompt import judge_prompt
 from openclaw_rl.judge.rules import rule_on_reactions
 from openclaw_rl.messages import Message
@@ -45,14 +46,18 @@ class _Vote:
 
 
 class LlmJudge:
-    def __init__(self, ask: JudgeClient, settings: JudgeSettings) -> None:
+    def __init__(self, ask: JudgeClient, settings: JudgeSettings, sight: Sight | None = None) -> None:
+        """sight: the pictures that the judge gets; None: it reads text alone."""
         self._ask = ask
         self._settings = settings
+        self._sight = sight
 
     async def verdict(self, judged: JudgedTurn) -> Verdict:
         if (ruling := rule_on_reactions(judged.next_state.reactions)) is not None:
             return Verdict(ruling.value, (ruling.value,), source="rules", rationale=ruling.rule)
-        prompt = await asyncio.to_thread(judge_prompt, judged)
+        prompt: Sequence[Message] = await asyncio.to_thread(judge_prompt, judged)
+        if self._sight is not None:
+            prompt = await self._sight.shown(judged, prompt, "reply")
         cast: list[_Vote] = []
         for _ in range(2):
             ballot, outcome = await self._ballot(prompt)

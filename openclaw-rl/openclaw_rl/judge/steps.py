@@ -13,6 +13,7 @@ from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Judge, Unasked, parse_vote
 from openclaw_rl.judge.llm import RATIONALE_CHARS, JudgeClient, asked_again_if_cut
 from openclaw_rl.judge.phrases import TOOL_RULES
+from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.prompt import fence, neutral, said, trim
 from openclaw_rl.judge.rules import Ruling
 from openclaw_rl.messages import Message
@@ -67,12 +68,15 @@ class JudgeOfBoth:
 
 
 class StepLlmJudge:
-    def __init__(self, ask: JudgeClient, settings: JudgeSettings) -> None:
-        self._ask, self._settings = ask, settings
+    def __init__(self, ask: JudgeClient, settings: JudgeSettings, sight: Sight | None = None) -> None:
+        """sight: the pictures that the judge gets; None: it reads text alone."""
+        self._ask, self._settings, self._sight = ask, settings, sight
 
     async def verdict(self, judged: JudgedTurn) -> Verdict:
         """Return the verdict with every vote; its value is the sign of the mean."""
-        prompt = await asyncio.to_thread(step_prompt, judged)
+        prompt: Sequence[Message] = await asyncio.to_thread(step_prompt, judged)
+        if self._sight is not None:
+            prompt = await self._sight.shown(judged, prompt, "step")
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._vote(prompt)) for _ in range(self._settings.votes)]
         cast = [task.result() for task in tasks]

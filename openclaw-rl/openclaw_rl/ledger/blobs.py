@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import orjson
 from pydantic import ValidationError
@@ -22,6 +23,9 @@ from pydantic import ValidationError
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.messages import Message
 from openclaw_rl.types import Ids, LogProbs, VersionRun
+
+if TYPE_CHECKING:
+    from openclaw_rl.ledger.pictures import Staged
 
 _RAW, _ZLIB = 0, 1
 _U16, _U32 = 2, 4
@@ -101,6 +105,8 @@ class Connection(sqlite3.Connection):
     """Connection of the ledger. During a deletion it notes the old pieces that rows come to refer to."""
 
     watch: Watch | None = None
+    staged: "Staged | None" = None
+    """Pictures that are on disk for rows that come."""
 
 
 def touch(db: sqlite3.Connection, ids: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ method whose body is its SQL (`store`). The ledger knows no HTTP, no engines and
 import asyncio
 import sqlite3
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,7 @@ from typing import Self
 from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import leases, open, schema, versions
 from openclaw_rl.ledger.audit import Auditing
+from openclaw_rl.ledger.blobs import Connection
 from openclaw_rl.ledger.episodes import Episodes
 from openclaw_rl.ledger.feedback import UserFeedback
 from openclaw_rl.ledger.forget import Forgetting
@@ -27,6 +29,7 @@ from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.outcomes import Outcomes
+from openclaw_rl.ledger.pictures import Staged, folder_of
 from openclaw_rl.ledger.policies import Policies
 from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
@@ -78,8 +81,10 @@ class Ledger(
         redactor: NounRedactor,
         clock: Clock,
         limits: LedgerLimits = LedgerLimits(),  # noqa: B008 (frozen)
+        staged: Staged | None = None,
     ) -> None:
         super().__init__(writer, reader, training, redactor, clock)
+        self._staged = staged
         self._lock, self._most_waiting, self._episodes = lock, limits.waiting, limits.episodes
 
     @classmethod
@@ -109,17 +114,20 @@ class Ledger(
             lock.release()
             raise
         connect = partial(open.connect, path, cache_mb=memory.ledger_mb / _CONNECTIONS)
-        writer = Writer(connect)
+        staged = Staged(folder_of(path))
+        writer = Writer(partial(_connect_writer, connect, staged))
         writer.start()
         redactor = NounRedactor(redaction, remembered=memory.clean_texts)
         reader = Reader(partial(connect, read_only=True))
-        return cls(writer, reader, lock, training, redactor, clock, limits)
+        return cls(writer, reader, lock, training, redactor, clock, limits, staged)
 
     async def aclose(self) -> None:
         """Write the calls that were made, then close the file and release its lock."""
         try:
             await self._writer.close()
             await self._reader.close()
+            if self._staged is not None:
+                await self._staged.aclose()
         finally:
             self._lock.release()
 
@@ -152,6 +160,13 @@ class Ledger(
             for name in versions.names(db):
                 schema.put(db, schema.of_policy("learning", name), 1)
         schema.put(db, schema.of_policy("learning", policy), int(on))
+
+
+def _connect_writer(connect: Callable[[], sqlite3.Connection], staged: Staged) -> sqlite3.Connection:
+    db = connect()
+    assert isinstance(db, Connection)
+    db.staged = staged
+    return db
 
 
 def _lock(path: Path) -> InstanceLock:

@@ -7,20 +7,102 @@ picture is there once, however many requests show it. It is on disk before the r
 deleted after the last such row is gone from the disk. A crash between the two leaves a file without a row, which the
 next `sweep` deletes: at the end of each deletion, and at each start.
 
-All writes are on the ledger's writing thread, so that no picture is deleted while a request comes that shows it.
+The two `fsync` of a new file would delay every other turn on the ledger's writing thread. So `Staged` writes the files
+of a request before its row, on a thread of its own, and holds them meanwhile: no file that is held is deleted. `put` on
+the writing thread then finds them. All deletions are on the writing thread.
 """
 
+import asyncio
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from openclaw_rl.data_dir import write_private
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.ledger.blobs import Connection
+from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.types.pictures import Picture
 
 _ZEROS = bytes(2**16)
+
+
+class Staged:
+    """Files of pictures that are written, or known to be here, before the rows that name them. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._lock = threading.Lock()
+        self._held: Counter[str] = Counter()
+        self._whole: set[str] = set()
+        """Of these, the files that are on disk."""
+        # One thread: two writers of one file would meet. What waits for it is bounded by the chats that run.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger-pictures")
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        pictures: Sequence[Picture],
+        known: Callable[[Collection[str]], Awaitable[Collection[str]]],
+        *,
+        timeout_s: float,
+    ) -> AsyncIterator[None]:
+        """Have the pictures on disk, and keep them there for the time of the block.
+
+        known: returns those of the digests that rows name. Raises LedgerError if a picture cannot be written within
+        `timeout_s`.
+        """
+        by_digest = {picture.digest: picture for picture in pictures}
+        with self._lock:
+            self._held.update(by_digest.keys())
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    # Held first: a row that is read now has its file for as long as that file is held.
+                    rows = await known(by_digest)
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._thread, self._write, list(by_digest.values()), rows)
+            except TimeoutError as error:
+                raise LedgerError(f"the pictures were not written within {timeout_s:g} s") from error
+            except RuntimeError as error:
+                raise LedgerUnavailable("the ledger is closed") from error
+            yield
+        finally:
+            with self._lock:
+                self._held.subtract(by_digest.keys())
+                for digest in by_digest:
+                    if self._held[digest] <= 0:
+                        del self._held[digest]
+                        self._whole.discard(digest)
+
+    def _write(self, pictures: Sequence[Picture], known: Collection[str]) -> None:
+        for picture in pictures:
+            # A file without a row may be half deleted: it is written again.
+            if not self.has(picture.digest):
+                _write(self._folder, picture, is_known=picture.digest in known)
+            with self._lock:
+                if picture.digest in self._held:
+                    self._whole.add(picture.digest)
+
+    def has(self, digest: str) -> bool:
+        """Return True if the file is held and on disk."""
+        with self._lock:
+            return digest in self._whole
+
+    def set_aside(self, file: Path) -> Path | None:
+        """Rename a file that is to be deleted, so that no reader takes its zeros for the picture; None: it is held."""
+        with self._lock:
+            if file.name.lstrip(".").partition(".")[0] in self._held:
+                return None
+            return file if file.name.startswith(".") else file.rename(file.with_name(f".{file.name}"))
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
 
 
 def folder_of(ledger: Path) -> Path:
@@ -32,9 +114,8 @@ def put(db: sqlite3.Connection, request: int, pictures: Sequence[Picture]) -> No
     """Write the pictures of a request. Raises LedgerError if one is neither given nor here, or cannot be written."""
     for number, picture in enumerate(pictures):
         digest = bytes.fromhex(picture.digest)
-        # A file without a row may be half deleted: it is written again.
         is_known = db.execute("SELECT 1 FROM picture WHERE digest = ?", (digest,)).fetchone() is not None
-        _write(_folder(db), picture, is_known=is_known)
+        _write(_folder(db), picture, is_known=is_known or _staged(db).has(picture.digest))
         db.execute(
             "INSERT OR IGNORE INTO picture (digest, width, height, bytes) VALUES (?, ?, ?, ?)",
             (digest, picture.width, picture.height, (_folder(db) / picture.digest).stat().st_size),
@@ -59,6 +140,22 @@ def of_request(db: sqlite3.Connection, request: int) -> tuple[Picture, ...]:
     return tuple(Picture(digest.lower(), width, height) for digest, width, height in rows)
 
 
+def known(db: sqlite3.Connection, digests: Collection[str]) -> set[str]:
+    """Return those of the digests that rows name."""
+    found = set[str]()
+    for some in cut([bytes.fromhex(digest) for digest in digests]):
+        marks, values = in_list(some)
+        rows = db.execute(f"SELECT hex(digest) FROM picture WHERE digest IN ({marks})", values)
+        found.update(digest.lower() for (digest,) in rows)
+    return found
+
+
+def are_here(db: sqlite3.Connection, pictures: Sequence[Picture]) -> bool:
+    """Return True if the files of these pictures are on disk."""
+    folder = _folder(db)
+    return all((folder / picture.digest).is_file() for picture in pictures)
+
+
 def delete_unused(db: sqlite3.Connection) -> None:
     """Delete the rows of pictures that no request shows; `sweep` then deletes their files."""
     db.execute("DELETE FROM picture WHERE NOT EXISTS (SELECT 1 FROM request_picture WHERE picture = picture.id)")
@@ -73,12 +170,22 @@ def sweep(db: sqlite3.Connection) -> bool:
         return True
     except OSError:  # too many open files, or a folder of another owner: it costs this sweep, and no write
         return False
-    named = set(names(db))
-    is_done = True
+    return _delete_all(db, files, set(names(db)))
+
+
+def sweep_some(db: sqlite3.Connection, digests: Collection[str]) -> bool:
+    """Do as `sweep` for these files alone: those of a request that was refused."""
+    files = [file for digest in digests if (file := _folder(db) / digest).exists()]
+    return _delete_all(db, files, known(db, digests))
+
+
+def _delete_all(db: sqlite3.Connection, files: Sequence[Path], named: Collection[str]) -> bool:
+    staged, is_done = _staged(db), True
     for file in files:
         if file.name not in named:
             try:
-                _delete(file)
+                if (aside := staged.set_aside(file)) is not None:
+                    _delete(aside)
             except OSError:
                 is_done = False
     return is_done
@@ -135,6 +242,12 @@ def _folder(db: sqlite3.Connection) -> Path:
     return next(folder_of(Path(file)) for _, name, file in db.execute("PRAGMA database_list") if name == "main")
 
 
+def _staged(db: sqlite3.Connection) -> Staged:
+    """Return the pictures that are held; none for a connection of no server."""
+    staged = db.staged if isinstance(db, Connection) else None
+    return staged or Staged(_folder(db))
+
+
 def _write(folder: Path, picture: Picture, *, is_known: bool) -> None:
     file = folder / picture.digest
     if is_known and file.is_file():
@@ -160,8 +273,6 @@ def _write_file(file: Path, data: bytes) -> None:
 
 def _delete(file: Path) -> None:
     """Overwrite the file with zeros, as SQLite does with deleted rows, and delete it."""
-    if not file.name.startswith("."):  # no reader may take the zeros for the picture
-        file = file.rename(file.with_name(f".{file.name}"))
     with file.open("r+b") as out:
         left = out.seek(0, os.SEEK_END)
         out.seek(0)

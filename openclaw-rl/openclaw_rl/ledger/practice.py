@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import leases, policies, schema, versions
+from openclaw_rl.ledger import leases, pictures, policies, schema, versions
 from openclaw_rl.ledger.judging import insert_sample
 from openclaw_rl.ledger.records import read_request
 from openclaw_rl.ledger.schema import in_list
@@ -79,10 +79,10 @@ class Practising(LedgerPart):
 
     @read
     def practice_request(self, db: sqlite3.Connection, turn_id: str) -> Request | None:
-        """Return the request of a turn; None when the turn was forgotten, or shows pictures: practice reads text."""
+        """Return the request of a turn; None when the turn was forgotten, or the file of a picture is missing."""
         found = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
         request = None if found is None else read_request(db, found["id"])
-        return None if request is None or request.pictures else request
+        return request if request is not None and pictures.are_here(db, request.pictures) else None
 
     @read
     def anchor_turns(self, db: sqlite3.Connection, *, user: str, policy: str, limit: int) -> list[str]:
@@ -101,7 +101,6 @@ class Practising(LedgerPart):
             " EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id AND feedback.value < 0) AS is_blamed"
             " FROM request JOIN turn USING (id) LEFT JOIN verdict USING (id)"
             " WHERE user = ? AND request.policy = ? AND practice IS NULL AND demonstration_of IS NULL"
-            " AND NOT EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
             " ORDER BY request.id DESC LIMIT ?",
             (*reasons, user, policy, _TURNS_LOOKED_AT),
         ).fetchall()
@@ -148,6 +147,8 @@ class Practising(LedgerPart):
 
 def _is_fit(db: sqlite3.Connection, reply: PracticeReply, tip: int) -> bool:
     if any(run.weight_version != tip for run in reply.turn.versions):
+        return False
+    if not pictures.are_here(db, reply.request.pictures):
         return False
     if reply.of is not None and not db.execute("SELECT 1 FROM turn WHERE turn_id = ?", (reply.of,)).fetchone():
         return False

@@ -27,6 +27,7 @@ from openclaw_rl.types import (
     VersionRun,
     WeightKind,
 )
+from openclaw_rl.types.pictures import with_pictures
 
 STEPS_BEFORE = 8
 """Earlier steps of an episode that the judge of a step reads."""
@@ -34,6 +35,7 @@ STEPS_BEFORE = 8
 
 def read_request(db: sqlite3.Connection, row: int) -> Request:
     found = db.execute("SELECT * FROM request WHERE id = ?", (row,)).fetchone()
+    shown, prompt = pictures.of_request(db, row), blobs.get_prompt(db, found["prompt"])
     return Request(
         request_id=found["request_id"],
         scope=Scope(found["user"], found["session_id"], found["policy"]),
@@ -41,13 +43,13 @@ def read_request(db: sqlite3.Connection, row: int) -> Request:
         messages=blobs.get_messages(db, unpack_ids(found["messages"])),
         tools_json=blobs.get_text(db, found["tools"]),
         template_kwargs_json=blobs.get_text(db, found["template_kwargs"]),
-        prompt_ids=blobs.get_prompt(db, found["prompt"]),
+        prompt_ids=with_pictures(prompt, shown) if prompt else (),  # no ids, if the prompt has a secret
         sampling=_sampling(blobs.get_text(db, found["sampling"]) or "{}"),
         episode=found["episode"],
         task=found["task"],
         step=found["step"],
         in_episode=found["in_episode"],
-        pictures=pictures.of_request(db, row),
+        pictures=shown,
     )
 
 

@@ -70,7 +70,8 @@ class NounRedactor:
         # A clean text is not searched again: every request of a conversation brings its whole history.
         self._remembered = remembered
         self._redactor = Redactor(secrets=settings.secrets, pii=settings.pii)
-        self._hides_pictures = settings.pictures
+        self.hides_pictures = settings.pictures
+        """No picture is stored."""
         self._clean: set[int] = set()
         self._standing: deque[bool] = deque(maxlen=_STANDING_OF)
 
@@ -87,7 +88,7 @@ class NounRedactor:
 
     def request(self, request: Request) -> Request:
         """Return the request with marks; the same object if it has no secret."""
-        if not self._redactor.is_on and not self._hides_pictures:
+        if not self._redactor.is_on and not self.hides_pictures:
             return request
         messages = tuple(map(self._message, request.messages))
         tools, kwargs = self._json(request.tools_json), self._json(request.template_kwargs_json)
@@ -118,7 +119,7 @@ class NounRedactor:
             task=task,
             episode=episode,
             prompt_ids=() if (messages, tools, kwargs) != said else request.prompt_ids,
-            pictures=() if self._hides_pictures else request.pictures,
+            pictures=() if self.hides_pictures else request.pictures,
         )
 
     def turn(self, turn: Turn) -> Turn:
@@ -160,7 +161,7 @@ class NounRedactor:
             return message if content is message.content else message.model_copy(update={"content": content})
         fields = message.model_dump(exclude_unset=True)
         masked = _walk(fields, self._text)
-        if self._hides_pictures and pictures_in([message]) and isinstance(message.content, list):
+        if self.hides_pictures and pictures_in([message]) and isinstance(message.content, list):
             is_hidden = [picture_of(part) is not None for part in message.content]
             masked["content"] = [
                 {"type": "text", "text": _HIDDEN_PICTURE} if hidden else part

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from openclaw_rl.ledger import blobs, schema
+from openclaw_rl.ledger import blobs, pictures, schema
 from openclaw_rl.ledger.blobs import unpack_ids
 from openclaw_rl.ledger.records import (
     Event,
@@ -17,6 +17,7 @@ from openclaw_rl.ledger.records import (
 from openclaw_rl.ledger.states import DEAD
 from openclaw_rl.ledger.store import LedgerPart, read
 from openclaw_rl.types import SHARED_POLICY, DropReason, Ids, PracticeKind, TurnState
+from openclaw_rl.types.pictures import with_pictures
 
 _NOT_A_REPLY_OF_THE_POLICY = (
     DropReason.NOT_TRAINABLE_SAMPLING,
@@ -32,8 +33,8 @@ _NOT_A_REPLY_OF_THE_POLICY = (
 _PROMPTS_LOOKED_AT = 200
 
 
-_OF_TEXT = "NOT EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
-"""Condition of a request that shows no pictures. A caller that scores it would have to send them."""
+_SHOWS = "EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id) AS shows"
+"""True for a request that shows pictures."""
 
 
 class Reports(LedgerPart):
@@ -70,18 +71,22 @@ class Reports(LedgerPart):
 
         sampled_by: None for any version of the policy.
 
-        Only replies to prompts without pictures that are plain samples of the policy, and whose owner allows their use.
+        Only replies that are plain samples of the policy, and whose owner allows their use.
         """
         marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
         rows = db.execute(
-            "SELECT prompt, ids FROM turn JOIN request USING (id) JOIN reply USING (id)"
+            f"SELECT id, prompt, ids, {_SHOWS} FROM turn JOIN request USING (id) JOIN reply USING (id)"
             f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
-            f" AND demonstration_of IS NULL AND practice IS NULL AND {_OF_TEXT}"
+            f" AND demonstration_of IS NULL AND practice IS NULL"
             + (f" AND {_of(policy)}" if sampled_by is None else " AND oldest_version = ?")
             + " ORDER BY turn.id DESC LIMIT ?",
             (*map(str, _NOT_A_REPLY_OF_THE_POLICY), policy if sampled_by is None else sampled_by, limit),
         ).fetchall()
-        return [(blobs.get_prompt(db, prompt), unpack_ids(ids)) for prompt, ids in rows]
+        return [
+            (prompt, unpack_ids(row["ids"]))
+            for row in rows
+            if (prompt := _prompt(db, row["id"], row["prompt"], shows=row["shows"])) is not None
+        ]
 
     @read
     def user_verdicts(
@@ -115,15 +120,28 @@ class Reports(LedgerPart):
         """
         table = "request" if policy == SHARED_POLICY else "turn"
         rows = db.execute(
-            "SELECT user, session_id, prompt FROM request LEFT JOIN turn USING (id) WHERE demonstration_of IS NULL"
-            f" AND practice IS NULL AND prompt <> x'' AND {_OF_TEXT} AND {_of(policy, table)}"
+            f"SELECT id, user, session_id, prompt, {_SHOWS} FROM request LEFT JOIN turn USING (id)"
+            f" WHERE demonstration_of IS NULL AND practice IS NULL AND prompt <> x'' AND {_of(policy, table)}"
             f" ORDER BY {table}.id DESC LIMIT ?",
             (policy, _PROMPTS_LOOKED_AT),
         ).fetchall()
-        newest: dict[tuple[str, str | None], bytes] = {}
-        for user, session_id, prompt in rows:
-            newest.setdefault((user, session_id), prompt)
-        return [(user, blobs.get_prompt(db, prompt)) for (user, _), prompt in list(newest.items())[:limit]]
+        newest: dict[tuple[str, str | None], sqlite3.Row] = {}
+        for row in rows:
+            newest.setdefault((row["user"], row["session_id"]), row)
+        return [
+            (user, prompt)
+            for (user, _), row in list(newest.items())[:limit]
+            if (prompt := _prompt(db, row["id"], row["prompt"], shows=row["shows"])) is not None
+        ]
+
+
+def _prompt(db: sqlite3.Connection, row: int, blob: bytes, *, shows: bool) -> Ids | None:
+    """Return the prompt of a request, with its pictures; None if the file of one is missing: no engine can score it."""
+    prompt = blobs.get_prompt(db, blob)
+    if not shows:
+        return prompt
+    shown = pictures.of_request(db, row)
+    return with_pictures(prompt, shown) if pictures.are_here(db, shown) else None
 
 
 def _of(policy: str, table: str = "turn") -> str:

@@ -20,6 +20,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
+from openclaw_rl.ledger.pictures import Staged
 from openclaw_rl.ledger.redaction import NounRedactor
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.settings import EpisodeSettings, TrainingSettings
@@ -100,6 +101,8 @@ class LedgerPart:
     ) -> None:
         self._writer, self._reader, self._clock = writer, reader, clock
         self._training, self._redactor = training, redactor
+        self._staged: Staged | None = None
+        """Pictures of requests that come; None: they are written with the row."""
         self._step = (0, 0.0)
         """Fence of the lease whose optimizer stepped last, and the end of the time (monotonic) that deletions wait."""
         self._episodes = EpisodeSettings()

@@ -6,16 +6,17 @@ end of the reply.
 
 import sqlite3
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 
 import orjson
 
-from openclaw_rl.errors import LedgerError
+from openclaw_rl.errors import EpisodeRefused, LedgerError
 from openclaw_rl.ledger import blobs, feedback, pictures, steps
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
 from openclaw_rl.ledger.states import append_event, find_turn, move
-from openclaw_rl.ledger.store import LedgerPart, chat_write, read, write
+from openclaw_rl.ledger.store import CHAT_TIMEOUT_S, LedgerPart, chat_write, read, write
 from openclaw_rl.types import (
     DropReason,
     EndedTurn,
@@ -38,13 +39,30 @@ _EXPIRED_AT_ONCE = 1000
 class Turns(LedgerPart):
     """A turn from its request to its next state, or to its drop."""
 
-    # The first token waits for this commit. It needs no fsync: a power cut that loses the row also loses the reply.
-    @chat_write(is_synced=False)
-    def begin(self, db: sqlite3.Connection, request: Request) -> None:
-        """Commit the request row, without an fsync. `kill -9` does not lose it.
+    async def begin(self, request: Request) -> None:
+        """Commit the request row, without an fsync. `kill -9` does not lose it. Its pictures are on disk before.
 
         Raises EpisodeRefused when its episode is over.
         """
+        if not request.pictures or self._staged is None or self._redactor.hides_pictures:
+            await self._begin(request)
+            return
+        try:
+            async with self._staged.hold(request.pictures, self._known_pictures, timeout_s=CHAT_TIMEOUT_S):
+                await self._begin(request)
+        except EpisodeRefused:  # no row will ever name them
+            refused = {picture.digest for picture in request.pictures}
+            with suppress(LedgerError):  # then the next sweep deletes them
+                await self._writer.alone(lambda db: pictures.sweep_some(db, refused))
+            raise
+
+    @read
+    def _known_pictures(self, db: sqlite3.Connection, digests: Collection[str]) -> set[str]:
+        return pictures.known(db, digests)
+
+    # The first token waits for this commit. It needs no fsync: a power cut that loses the row also loses the reply.
+    @chat_write(is_synced=False)
+    def _begin(self, db: sqlite3.Connection, request: Request) -> None:
         if request.in_episode is not None:
             request = steps.begun(db, request)
         prompt_tokens = len(request.prompt_ids)

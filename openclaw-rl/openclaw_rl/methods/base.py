@@ -221,7 +221,7 @@ def sample_of(
     turn, request = judged.turn, judged.request
     return Sample(
         sample_id=turn.turn_id,
-        prompt_ids=request.prompt_ids,
+        prompt_ids=tuple(request.prompt_ids),
         pictures=tuple(picture.digest for picture in request.pictures),
         response_ids=turn.response_ids,
         loss_mask=turn.loss_mask,

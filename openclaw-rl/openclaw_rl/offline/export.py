@@ -190,7 +190,7 @@ def _turn_rows(records: Iterator[TurnRecord]) -> Iterator[TurnRow]:
             practice_of=record.practice_of,
             wish_id=record.wish_id,
             trained_in=record.trained_in,
-            prompt_ids=request.prompt_ids,
+            prompt_ids=tuple(request.prompt_ids),
             pictures=tuple(picture.digest for picture in request.pictures),
             response_ids=turn.response_ids,
             rollout_log_probs=turn.rollout_log_probs,

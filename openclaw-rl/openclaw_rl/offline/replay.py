@@ -37,6 +37,7 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.kind import load_kind
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.errors import AlignmentError, EngineError, SettingsError, TeacherError, TrainerError
 from openclaw_rl.ledger.pictures import folder_of
 from openclaw_rl.ledger.snapshot import Snapshot
@@ -118,6 +119,9 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
     ):
         running = None if child is None else tasks.create_task(child.run(), name="engine")
         engine = HttpEngine(url, settings=settings.engine, scores_ids=settings.method.scores_given_ids)
+        if frontend.vision is not None:
+            pictures = folder_of(DataDir.of(settings.data_dir).ledger)
+            engine.show(Album(pictures, frontend.vision.placeholder))
         try:
             info = await _up(engine, child, settings.engine.start_timeout_s)
             serving = VersionAdmission(settings.engine.hold_s)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.errors import EngineRefused
 from openclaw_rl.methods.base import Render
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
@@ -51,6 +52,8 @@ class Reading:
     place: HintPlace = "behind"
     neutral: str = ""
     guidance: float = 0.0
+    album: Album | None = None
+    """Pictures of the prompts that it reads."""
 
 
 class Requests(Protocol):
@@ -164,6 +167,7 @@ class Meter:
             max_tokens=min(TOKENS, request.sampling.max_new_tokens),
             temperature=request.sampling.temperature,
             seed=zlib.crc32(name.encode()) >> 1,
+            album=self._reading.album,
         )
         try:
             return await self._within(reply)

@@ -15,6 +15,8 @@ from typing import Protocol
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
+from openclaw_rl.engines.pictures import Album
+from openclaw_rl.errors import AlignmentError
 from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Render
 from openclaw_rl.proxy.generation import Decoding, Generation
@@ -45,10 +47,14 @@ class ReplySampler:
     """Sampling of built-in prompts."""
     clock: Callable[[], float]
     """The ledger's clock."""
+    album: Album | None = None
+    """Pictures of prompts; None: a prompt with pictures is none to practise on."""
 
     def is_fit(self, request: Request) -> bool:
         """Return True if the prompt can be answered anew, exactly as it was asked."""
         s = request.sampling
+        if request.pictures and self.album is None:
+            return False
         # A stop string cuts the reply's text, which nobody parses here.
         return bool(request.prompt_ids) and s.is_trainable and not s.stop and self._room(request.prompt_ids) > 0
 
@@ -69,6 +75,10 @@ class ReplySampler:
         # Another seed than the user's: the same reply again would teach nothing.
         sampling = replace(request.sampling, max_new_tokens=longest, seed=None)
         asked = replace(request, request_id=name, received_at=self.clock(), sampling=sampling)
+        try:
+            shown = None if self.album is None else await self.album.shown(asked.prompt_ids)
+        except AlignmentError:  # a picture was forgotten
+            return None
         generation = Generation(
             self.engine,
             self.serving,
@@ -80,6 +90,7 @@ class ReplySampler:
                 user=request.scope.user,
                 policy=request.scope.policy,
                 opens=False,
+                pictures=shown,
             ),
             priority=PRIORITY_BACKGROUND,
         )
@@ -110,11 +121,23 @@ class ReplySampler:
 
 
 async def base_reply(
-    engine: Engine, prompt: Ids, *, end_ids: Collection[int], max_tokens: int, temperature: float, seed: int
+    engine: Engine,
+    prompt: Ids,
+    *,
+    end_ids: Collection[int],
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    album: Album | None = None,
 ) -> Ids:
-    """Return a reply of the base. The same seed gives the same reply again, also after a restart."""
+    """Return a reply of the base. The same seed gives the same reply again, also after a restart.
+
+    Raises AlignmentError if a picture of the prompt is missing.
+    """
+    shown = None if album is None else await album.shown(prompt)
     request = GenerateRequest(
-        input_ids=list(prompt),
+        input_ids=list(prompt if shown is None else shown.ids),
+        image_data=None if shown is None else shown.image_data,
         sampling_params=EngineSampling(
             max_new_tokens=max_tokens,
             temperature=temperature,

@@ -120,8 +120,8 @@ class Variants:
     def _opening(self, request: Request) -> _Opening | None:
         """Return the part of the prompt that a variant shares; None where the last message is no request in words."""
         last = request.messages[-1] if request.messages else None
-        if last is None or last.role != "user" or is_background(last) or not _is_text(last):
-            return None
+        if last is None or last.role != "user" or is_background(last) or not _is_text(last) or request.pictures:
+            return None  # a part of a prompt with pictures is no prompt that an engine could be given
         text, own = last.text(), own_words(last)
         count = min(_WORDS, len(own.split()) // 2)
         place = text.rfind(own)

@@ -35,7 +35,7 @@ from openclaw_rl.proxy.template import ChatFormat, for_template, load_chat_forma
 from openclaw_rl.proxy.tokenizer import CachedTokenizer
 from openclaw_rl.settings import MemorySettings, ModelSettings
 from openclaw_rl.types import Ids, WrittenReply
-from openclaw_rl.types.pictures import Picture, pictures_in
+from openclaw_rl.types.pictures import Picture, pictures_in, with_pictures
 
 log = structlog.get_logger()
 
@@ -61,6 +61,7 @@ class Rendered:
     """A prompt, and the facts about it that the reply's parser needs."""
 
     ids: Ids
+    """With its pictures, if it has any (`types.pictures.PromptIds`)."""
     reasoning_open: bool
     """The prompt ends inside a think block."""
     tools: tuple[Tool, ...]
@@ -221,7 +222,7 @@ class FrontEnd:
         if self._pieces.is_typed(text, vision.reserved):
             # The engine reads the prompt's text, and would take the words for one more picture.
             raise RequestError("a text beside a picture spells the model's own mark of a picture", param="messages")
-        return vision.expanded(ids, pictures)
+        return with_pictures(vision.expanded(ids, pictures), pictures)
 
     def _text(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, template_kwargs: Mapping[str, Any]

@@ -30,7 +30,6 @@ from openclaw_rl.engines.dialect import (
 from openclaw_rl.engines.event_stream import MOST_WORDS
 from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused, RequestError
-from openclaw_rl.models.vision import Vision
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import KEYLESS_USER, SHARED_POLICY, Ids, Request, SamplingParams, VersionRun
 
@@ -70,14 +69,12 @@ class Decoding:
 
     @classmethod
     def of(
-        cls, request: Request, end_ids: Collection[int], extras: EngineExtras, vision: Vision | None = None
+        cls, request: Request, end_ids: Collection[int], extras: EngineExtras, shown: PicturePrompt | None = None
     ) -> "Decoding":
-        scope, pictures = request.scope, None
-        if vision is not None and request.pictures:
-            pictures = PicturePrompt.of(request.prompt_ids, request.pictures, vision.placeholder)
+        scope = request.scope
         conversation = _conversation(request)
         return cls(
-            request.sampling, end_ids, extras, scope.user, scope.policy, conversation=conversation, pictures=pictures
+            request.sampling, end_ids, extras, scope.user, scope.policy, conversation=conversation, pictures=shown
         )
 
     @property

@@ -1,7 +1,9 @@
 """Pictures of a request: `data:` URLs become references, and their bytes go beside the messages.
 
-A picture is a PNG, a JPEG or a WebP of one frame, within the limits of `pictures.*`. It is decoded once, so that the
-engine gets none that it cannot read. A URL of the web is refused: this server fetches nothing that a client names.
+A picture is a PNG, a JPEG or a WebP of one frame, within the limits of `pictures.*`. The headers of all pictures are
+checked before one pixel is decoded. Then each is decoded once, so that the engine gets none that it cannot read. A few
+threads of their own decode, and take the waiting requests' pictures in turn; a request that waits too long gets a 503.
+A URL of the web is refused: this server fetches nothing that a client names.
 """
 
 import asyncio
@@ -10,21 +12,36 @@ import re
 import threading
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from io import BytesIO
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import ContentPart, Message
+from openclaw_rl.models.picture_files import PictureFault, decoded, is_jpeg, size_of
 from openclaw_rl.settings import PictureSettings
 from openclaw_rl.types.pictures import PICTURE_PARTS, PLACE, Picture
 
-_FORMATS = ("PNG", "JPEG", "WEBP")
-_JPEG = b"\xff\xd8"
+T = TypeVar("T")
+
+AT_ONCE = 2
+"""Pictures that are decoded at once, of all requests: each takes some hundred MB at most, and the cores serve chats."""
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,", re.IGNORECASE)
 _KNOWN = 4096
-"""Pictures whose size is remembered: a conversation sends all its pictures again with each request."""
+"""Pictures that are known to be readable: a conversation sends all its pictures again with each request."""
 _TEXT_ONLY = "this model reads text only"
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The pictures of a request, as their headers say."""
+
+    messages: Sequence[Message]
+    pictures: Mapping[str, Picture]
+    places: Mapping[str, str]
+    """Place of each picture in the request, by digest."""
 
 
 class PictureReader:
@@ -33,18 +50,36 @@ class PictureReader:
     def __init__(self, settings: PictureSettings, refusal: str | None = _TEXT_ONLY) -> None:
         """refusal: the reason why this server takes no pictures; None: it does."""
         self._settings, self.refusal = settings, refusal
-        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._known: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
+        # Threads of their own: a thread goes on when its request has been given up, and still counts. What waits for
+        # one is bounded by `server.max_streams`: a request has one picture there at a time.
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pictures")
 
     async def referenced(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Mapping[str, Picture]]:
         """Return the messages with references for pictures, and the pictures by digest. Raises RequestError."""
         if not any(part.type in PICTURE_PARTS for said in messages for part in _parts(said)):
             return messages, {}
-        return await asyncio.to_thread(self._referenced, messages)
+        try:
+            async with asyncio.timeout(self._settings.decode_timeout_s):
+                read = await self._in_thread(partial(self._headers, messages))
+                found = dict(read.pictures)
+                for digest, picture in read.pictures.items():
+                    if self._is_known(digest) and not is_jpeg(picture.data or b""):
+                        continue
+                    found[digest] = await self._in_thread(partial(self._decoded, picture, read.places[digest]))
+        except TimeoutError as error:
+            waited = f"the pictures were not decoded within {self._settings.decode_timeout_s:g} s; try again"
+            raise RequestError(waited, status=503, code="overloaded") from error
+        return read.messages, found
 
-    def _referenced(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Mapping[str, Picture]]:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _headers(self, messages: Sequence[Message]) -> _Read:
         found: dict[str, Picture] = {}
-        count = 0
+        places: dict[str, str] = {}
+        count = pixels = 0
         done = list(messages)
         for index, message in enumerate(messages):
             parts = list(_parts(message))
@@ -60,14 +95,19 @@ class PictureReader:
                 if count > self._settings.max_per_request:
                     raise _refused(at, f"more than {self._settings.max_per_request} pictures in one request", "many")
                 picture = self._read(_url_of(part, at), at)
-                found[picture.digest] = picture
+                pixels += picture.width * picture.height
+                if pixels > self._settings.max_pixels_per_request:
+                    most = f"pictures.max_pixels_per_request ({self._settings.max_pixels_per_request})"
+                    raise _refused(at, f"with this one the request's pictures have more pixels than {most}", "large")
+                found.setdefault(picture.digest, picture)
+                places.setdefault(picture.digest, at)
                 parts[number] = picture.part()
             if any(part.type in PICTURE_PARTS for part in parts):
                 done[index] = message.model_copy(update={"content": parts})
-        return done, found
+        return _Read(done, found, places)
 
     def _read(self, url: str, at: str) -> Picture:
-        """Return the picture of a `data:` URL."""
+        """Return the picture of a `data:` URL, by its headers."""
         begin = _DATA_URL.match(url)
         if begin is None:
             scheme = url.partition(":")[0][:20]
@@ -81,50 +121,34 @@ class PictureReader:
             data = b64decode(url[begin.end() :], validate=True)
         except ValueError as error:
             raise _refused(at, "the data: URL is not base64", "parse_error") from error
-        digest = hashlib.sha256(data).hexdigest()
-        key = hash(digest)  # with the process's own seed: a digest would tell of a picture that is forgotten
-        with self._lock:
-            size = self._known.get(key)
-        if size is None:
-            size = self._size(data, at)
-            with self._lock:
-                self._known[key] = size
-                if len(self._known) > _KNOWN:
-                    self._known.popitem(last=False)
-        return Picture(digest, *size, data, _as_png(data) if data.startswith(_JPEG) else None)
-
-    def _size(self, data: bytes, at: str) -> tuple[int, int]:
-        """Decode the picture and return its width and height."""
-        from PIL import Image  # at the first picture: most servers never see one
-
         try:
-            with Image.open(BytesIO(data), formats=_FORMATS) as image:
-                width, height = image.size
-                if width * height > self._settings.max_pixels:
-                    raise _refused(
-                        at,
-                        f"{width} x {height} pixels are more than pictures.max_pixels ({self._settings.max_pixels})",
-                        "large",
-                    )
-                # Phones write a JPEG with a smaller copy behind it (MPO): the first frame is the picture.
-                if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-                    raise _refused(at, "the picture has more than one frame", "parse_error")
-                image.convert("RGB")
-        except RequestError:
-            raise
-        except Exception as error:  # Pillow's plug-ins raise what they meet in a broken file, struct.error too
-            raise _refused(at, "the picture is no PNG, JPEG or WebP that can be read", "parse_error") from error
-        return width, height
+            width, height = size_of(data)
+        except PictureFault as error:
+            raise _refused(at, str(error), "parse_error") from error
+        if width * height > self._settings.max_pixels:
+            most_pixels = f"pictures.max_pixels ({self._settings.max_pixels})"
+            raise _refused(at, f"{width} x {height} pixels are more than {most_pixels}", "large")
+        return Picture(hashlib.sha256(data).hexdigest(), width, height, data)
+
+    def _decoded(self, picture: Picture, at: str) -> Picture:
+        """Decode the picture; return it with its pixels as a PNG where it is a JPEG."""
+        try:
+            lossless = decoded(picture.data or b"", (picture.width, picture.height))
+        except PictureFault as error:
+            raise _refused(at, str(error), "parse_error") from error
+        with self._lock:
+            self._known[_key(picture.digest)] = None
+            if len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return replace(picture, lossless=lossless)
+
+    def _is_known(self, digest: str) -> bool:
+        with self._lock:
+            return _key(digest) in self._known
 
 
-def _as_png(data: bytes) -> bytes:
-    """Return a readable picture as a PNG of the same pixels."""
-    from PIL import Image
-
-    out = BytesIO()
-    with Image.open(BytesIO(data), formats=_FORMATS) as image:
-        image.convert("RGB").save(out, "PNG", compress_level=1)
-    return out.getvalue()
+def _key(digest: str) -> int:
+    return hash(digest)  # with the process's own seed: a digest would tell of a picture that is forgotten
 
 
 def _parts(message: Message) -> Sequence[ContentPart]:

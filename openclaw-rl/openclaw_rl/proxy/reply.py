@@ -79,7 +79,7 @@ class Reply:
             deps.serving,
             rid=self.reply_id,
             prompt_ids=request.prompt_ids,
-            decoding=Decoding.of(request, deps.frontend.end_ids, prepared.extras, deps.frontend.vision),
+            decoding=Decoding.of(request, deps.frontend.end_ids, prepared.extras, prepared.shown),
             only_version=only_version,
             health=deps.health,
             priority=priority_of(request),

@@ -4,6 +4,7 @@
 Nothing is recorded here, and no engine is called.
 """
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.body import ChatBody, ParsedBody, tool_choice_of
@@ -22,7 +24,7 @@ from openclaw_rl.proxy.sglang import Tool, get_json_schema_constraint
 from openclaw_rl.sessions.classify import Classified, classify, group_of, identify
 from openclaw_rl.sessions.commands import without_commands
 from openclaw_rl.settings import SamplingSettings
-from openclaw_rl.types import SHARED_POLICY, Request, SamplingParams, Scope, TurnType
+from openclaw_rl.types import SHARED_POLICY, Ids, Request, SamplingParams, Scope, TurnType
 from openclaw_rl.types.pictures import Picture
 from openclaw_rl.web.auth import Caller
 
@@ -78,6 +80,8 @@ class Prepared:
     """A reply without a call must not be sent."""
     is_forced: bool = False
     """A grammar makes the reply a JSON list of calls."""
+    shown: PicturePrompt | None = None
+    """The prompt as the engine gets it, where it has pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,14 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         one_call=one_call,
         demands_call=prompt.demands_call,
         is_forced=is_forced,
+        shown=await _shown(deps, rendered.ids, prompt.pictures),
     )
+
+
+async def _shown(deps: ProxyDeps, ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt | None:
+    if not pictures or deps.frontend.vision is None:
+        return None
+    return await asyncio.to_thread(PicturePrompt.of, ids, pictures, deps.frontend.vision.placeholder)
 
 
 def _calls_schema(tools: Sequence[Tool], *, one_call: bool) -> str:

@@ -31,7 +31,15 @@ from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.errors import AlignmentError, EngineError, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
-from openclaw_rl.publishing.reply_scores import Remembered, few_at_once, in_time, mean_abs, probed_kl, with_ids
+from openclaw_rl.publishing.reply_scores import (
+    Remembered,
+    affordable,
+    few_at_once,
+    in_time,
+    mean_abs,
+    probed_kl,
+    with_ids,
+)
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
@@ -204,7 +212,9 @@ class Gate:
         replies = await self._scored(old, await self._replies_of(serving), end)
         base_replies: tuple[tuple[Reply, float], ...] = ()
         if self._score_base is not None and serving != 0:
-            base_replies = await self._scored(self._base_numbers, self._affordable(await self._stored(0)), end)
+            base_replies = await self._scored(
+                self._base_numbers, affordable(await self._stored(0), self._settings), end
+            )
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
         await in_time(self._canaries.compare_with(base), end, "canaries")
@@ -270,7 +280,7 @@ class Gate:
         ancestor: int | None = number
         while ancestor is not None:
             if stored := await self._stored(ancestor):
-                return self._affordable(stored)
+                return affordable(stored, self._settings)
             ancestor = parents.get(ancestor)
         return []
 
@@ -286,7 +296,7 @@ class Gate:
         """
         self._remembered.next_preparation()
         for number in sorted({serving, 0}):
-            replies = self._affordable(await self._stored(number))
+            replies = affordable(await self._stored(number), self._settings)
             await few_at_once([partial(self._remembered.of, number, *reply, self._finite) for reply in replies])
         await self._canaries.compare_with(self._base_numbers)
 
@@ -295,7 +305,7 @@ class Gate:
 
         That is an unbiased estimate of KL(a ‖ b).
         """
-        replies = self._affordable(await self._stored(a))
+        replies = affordable(await self._stored(a), self._settings)
         lost = await few_at_once([partial(self._lost, a, b, *reply) for reply in replies])
         count = sum(len(ids) for _, ids in replies)
         return math.fsum(lost) / count if count else None
@@ -307,17 +317,6 @@ class Gate:
 
     async def _stored(self, number: int) -> list[Reply]:
         return await self._ledger.recent_replies(sampled_by=number, limit=4 * self._settings.gate_replies)
-
-    def _affordable(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Return the first tokens of the replies with the shortest prompts, as far as the settings allow."""
-        kept: list[Reply] = []
-        budget = self._settings.gate_prompt_tokens
-        for prompt_ids, ids in sorted(replies, key=lambda reply: len(reply[0]))[: self._settings.gate_replies]:
-            budget -= len(prompt_ids)
-            if kept and budget < 0:
-                break
-            kept.append((prompt_ids, ids[: self._settings.gate_tokens]))
-        return kept
 
     # -- the engine's numbers ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
+from openclaw_rl.types.pictures import head
 
 log = structlog.get_logger()
 
@@ -170,7 +171,7 @@ class Publication:
             if len(prompt_ids) > 1:
                 for score in self._policy.scores():
                     with suppress(EngineLeft):
-                        await score(version.weight_version, prompt_ids[:-1], prompt_ids[-1:], user=user)
+                        await score(version.weight_version, head(prompt_ids, -1), prompt_ids[-1:], user=user)
 
 
 class _PhaseTimes:

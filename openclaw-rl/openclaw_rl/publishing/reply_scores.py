@@ -12,12 +12,15 @@ import hashlib
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import zip_longest
 from typing import TypeVar
 
 import structlog
 
 from openclaw_rl.errors import AlignmentError, EngineError
+from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.types import Ids, LogProbs, StepProbe
+from openclaw_rl.types.pictures import pictures_of
 
 log = structlog.get_logger()
 
@@ -59,7 +62,25 @@ class Remembered:
 
 def _key(number: int, prompt_ids: Ids, ids: Ids) -> bytes:
     numbers = array("q", (number, len(prompt_ids), *prompt_ids, *ids))
-    return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+    shown = "".join(picture.digest for picture in pictures_of(prompt_ids))  # of one size, and another picture
+    return hashlib.blake2b(numbers.tobytes() + shown.encode(), digest_size=16).digest()
+
+
+def affordable(replies: Sequence[tuple[Ids, Ids]], settings: PublisherSettings) -> list[tuple[Ids, Ids]]:
+    """Return the first tokens of the replies with the shortest prompts, as far as the settings allow.
+
+    Prompts with pictures are longer than texts. Where there are both, every second reply is of one with pictures.
+    """
+    of_kinds = [[reply for reply in replies if bool(pictures_of(reply[0])) is shows] for shows in (False, True)]
+    turns = zip_longest(*(sorted(some, key=lambda reply: len(reply[0])) for some in of_kinds))
+    kept: list[tuple[Ids, Ids]] = []
+    budget = settings.gate_prompt_tokens
+    for prompt_ids, ids in [reply for pair in turns for reply in pair if reply is not None][: settings.gate_replies]:
+        if kept and budget < len(prompt_ids):
+            continue
+        budget -= len(prompt_ids)
+        kept.append((prompt_ids, ids[: settings.gate_tokens]))
+    return kept
 
 
 async def few_at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

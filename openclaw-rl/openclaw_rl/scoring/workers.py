@@ -185,7 +185,8 @@ def renderer(frontend: FrontEnd) -> Render:
 
     def render(messages: Sequence[Message], tools_json: str | None, template_kwargs_json: str | None) -> Ids:
         tools = None if tools_json is None else json.loads(tools_json)
-        return frontend.render(messages, tools, json.loads(template_kwargs_json or "{}")).ids
+        kwargs = json.loads(template_kwargs_json or "{}")
+        return frontend.render(messages, tools, kwargs, shows_pictures=True).ids
 
     return render
 
@@ -207,7 +208,8 @@ def judge_model(
     return EngineJudgeClient(
         engine,
         settings,
-        render=lambda messages: frontend.render(messages).ids,
+        render=lambda messages: frontend.render(messages, shows_pictures=True).ids,
         decode=frontend.decode,
         slots=slots,
+        placeholder=None if frontend.vision is None else frontend.vision.placeholder,
     )

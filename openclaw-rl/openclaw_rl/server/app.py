@@ -43,9 +43,11 @@ import structlog
 
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.client import HttpEngine
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import AlignmentError, EngineGone, OpenClawRLError
 from openclaw_rl.judge.llm import LlmJudge
+from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.steps import JudgeOfBoth, StepLlmJudge, StepRulesJudge
 from openclaw_rl.log import configure as configure_log
@@ -232,13 +234,14 @@ def start_judging(
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
     model = ask(slots=limits.verdicts)
-    chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge)
-    steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge)
+    sight = Sight.of(settings.judge, core.album)
+    chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge, sight)
+    steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge, sight)
     judge = JudgeOfBoth(chats, steps if settings.method.judges_steps else None)
     tools = ScoringTools(
         settings=settings.method,
         teacher=core.engine,
-        base_teacher=_base_engine(settings.method.base_teacher_url, settings, stack),
+        base_teacher=_base_engine(settings.method.base_teacher_url, settings, stack, core.album),
         serving=core.serving,
         render=renderer(core.frontend),
         ask=ask(slots=limits.hints),
@@ -265,10 +268,12 @@ def start_judging(
     return tools
 
 
-def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack) -> HttpEngine | None:
+def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack, album: Album | None) -> HttpEngine | None:
     if url is None:
         return None
     engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url), scores_ids=settings.method.scores_given_ids)
+    if album is not None:
+        engine.show(album)
     stack.push_async_callback(engine.aclose)
     return engine
 
@@ -301,7 +306,7 @@ async def _publisher(
         settings.publisher,
         health=core.health,
         canaries=await asyncio.to_thread(_canaries, settings, core),
-        score_base=_base_score(settings, stack),
+        score_base=_base_score(settings, stack, core.album),
         alert=alerts.raise_alert,
     )
     try:
@@ -315,11 +320,11 @@ async def _publisher(
     return publisher
 
 
-def _base_score(settings: Settings, stack: AsyncExitStack) -> ScoreBase | None:
+def _base_score(settings: Settings, stack: AsyncExitStack, album: Album | None = None) -> ScoreBase | None:
     """Return the scores of an engine that holds the base; None where the policy's engine has it, or none does."""
     if settings.training.weights == "lora":
         return None
-    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, settings, stack)
+    engine = _base_engine(settings.publisher.base_url or settings.method.base_teacher_url, settings, stack, album)
     if engine is None:
         return None
 

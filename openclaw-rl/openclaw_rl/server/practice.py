@@ -75,6 +75,7 @@ def practice_loop(
                     getattr(settings.method, "hint_place", "behind"),
                     getattr(settings.method, "neutral_hint", ""),
                     getattr(settings.method, "guidance", 0.0),
+                    core.album,
                 ),
                 timeout_s=settings.practice.score_timeout_s,
             ),
@@ -102,7 +103,13 @@ def _relevance(settings: Settings, core: Core, tools: ScoringTools) -> Relevance
     async def sample(request: Request) -> str:
         end_ids, temperature = sorted(core.frontend.end_ids), request.sampling.temperature
         ids = await base_reply(
-            base, request.prompt_ids, end_ids=end_ids, max_tokens=TOKENS, temperature=temperature, seed=0
+            base,
+            request.prompt_ids,
+            end_ids=end_ids,
+            max_tokens=TOKENS,
+            temperature=temperature,
+            seed=0,
+            album=core.album,
         )
         return core.frontend.decode(ids)
 
@@ -153,6 +160,7 @@ def _sampler(settings: Settings, core: Core) -> ReplySampler:
         # Greedy settings would make every built-in reply useless: no policy gradient is in it.
         sampling=SamplingParams(sampling.max_new_tokens, temperature=sampling.temperature or 1.0),
         clock=core.clock,
+        album=core.album if settings.trains_pictures else None,
     )
 
 

@@ -92,7 +92,7 @@ def chat_routes(
             model_name=core.model_name,
             has_grammars=load_kind(settings.engine.kind).has_grammars,
             pictures=_pictures(settings, core),
-            trains_pictures=_trains_pictures(settings),
+            trains_pictures=settings.trains_pictures,
             trains=settings.training.enabled,
             longest_sample=settings.trainer.max_tokens if settings.trainer.kind == "local" else None,
             health=core.health,
@@ -114,12 +114,6 @@ def _pictures(settings: Settings, core: Core) -> PictureReader:
     elif not settings.pictures.enabled:
         refusal = "pictures are switched off (pictures.enabled)"
     return PictureReader(settings.pictures, refusal)
-
-
-def _trains_pictures(settings: Settings) -> bool:
-    """Return True if trainer and method take turns whose prompt has pictures: adapters of the local trainer alone."""
-    is_local = settings.training.enabled and settings.trainer.kind == "local"
-    return is_local and settings.training.weights == "lora" and settings.method.takes_pictures
 
 
 def trainer_routes(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:

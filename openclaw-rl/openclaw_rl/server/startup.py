@@ -20,11 +20,14 @@ from openclaw_rl.data_dir import DataDir
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import ModelInfo
+from openclaw_rl.engines.kind import load_kind
+from openclaw_rl.engines.pictures import Album
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.engines.pool_drains import EngineDrains
 from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
+from openclaw_rl.ledger.pictures import folder_of
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
@@ -86,6 +89,8 @@ class Core:
     """The model's folder; None if the caller made the front end."""
     context_length: int
     ledger: Ledger
+    album: Album | None
+    """Pictures of recorded prompts; None: this model or its engine takes none."""
     model_name: str
     base_hash: str
     health: Health
@@ -171,12 +176,22 @@ async def open_core(
         folder=folder,
         context_length=info.context_length or frontend.context_length,
         ledger=ledger,
+        album=_album(settings, frontend, data, engine),
         model_name=model_name,
         base_hash=base_hash,
         health=health,
         clock=clock,
         started_at=started_at,
     )
+
+
+def _album(settings: Settings, frontend: FrontEnd, data: DataDir, engine: HttpEngine | PooledEngine) -> Album | None:
+    """Return the pictures of recorded prompts; the engine is shown them from now on with the prompts that it scores."""
+    if frontend.vision is None or not load_kind(settings.engine.kind).takes_pictures:
+        return None
+    album = Album(folder_of(data.ledger), frontend.vision.placeholder)
+    engine.show(album)
+    return album
 
 
 def tell_of_template(frontend: FrontEnd, health: Health) -> None:

@@ -17,6 +17,13 @@ class JudgeSettings(Branch):
     """Model name in calls of `url`."""
     api_key: SecretStr | None = None
     """Key for `url`."""
+    sees: bool | None = None
+    """The judge gets pictures of the turn, before the reply and after it. Unset: it does where the policy's own engine
+    judges and takes pictures; a model at `url` reads text alone, with a mark for each picture."""
+    most_pictures: int = Field(default=2, ge=1, le=16)
+    """Pictures in one prompt of a judge that sees: the newest before the reply, and the newest after it."""
+    picture_pixels: int = Field(default=1_048_576, ge=1024)
+    """Size to which a larger picture is scaled for the judge, in width times height."""
     votes: int = Field(default=3, ge=1)
     """Independent judge samples per turn; the verdict is their majority."""
     quorum: int = Field(default=2, ge=1)

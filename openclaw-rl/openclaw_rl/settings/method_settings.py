@@ -51,8 +51,7 @@ class MethodSettings(Branch):
 
     @property
     def takes_pictures(self) -> bool:
-        """True when the method trains on turns whose prompt has pictures. It needs no scores of an engine for them: the
-        calls that score send ids alone."""
+        """True when the method trains on turns whose prompt has pictures. Engines score such a turn with them."""
         return False
 
     @property

@@ -171,10 +171,15 @@ class PictureSettings(Branch):
     """Accept pictures. Off by default: no engine's log-probs of a prompt with pictures were compared on a GPU yet."""
     max_mb: float = Field(default=8.0, gt=0)
     """Size of one picture's file; the server answers a larger one with 400. `server.max_body_mb` bounds the request."""
-    max_pixels: int = Field(default=8_294_400, ge=1)
+    max_pixels: int = Field(default=8_294_400, ge=1, le=89_478_485)
     """Width times height of one picture; the default is a screen of 3840 x 2160."""
+    max_pixels_per_request: int = Field(default=66_355_200, ge=1)
+    """Sum of the pixels of all pictures of one request, its history included; the default is 32 screens of 1920 x 1080.
+    The engine gets a JPEG as a PNG, of 3 bytes a pixel at most."""
     max_per_request: int = Field(default=32, ge=1)
     """Pictures of one request, its history included."""
+    decode_timeout_s: float = Field(default=30.0, gt=0)
+    """Longest wait for a request's pictures to be decoded, two of all requests at a time; then it gets 503."""
 
 
 class SamplingSettings(Branch):

@@ -101,6 +101,12 @@ class Settings(Branch):
             yield "engine.urls names an engine twice"
 
     @property
+    def trains_pictures(self) -> bool:
+        """True when trainer and method take turns whose prompt has pictures: adapters of the local trainer alone."""
+        is_local = self.training.enabled and self.trainer.kind == "local"
+        return is_local and self.training.weights == "lora" and self.method.takes_pictures
+
+    @property
     def has_keys(self) -> bool:
         """True when chats need a key: one of the settings, or one of a user of the data directory."""
         return bool(self.server.api_keys) or (self.data_dir.expanduser() / USERS_FILE).is_file()

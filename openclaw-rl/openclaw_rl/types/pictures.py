@@ -8,7 +8,7 @@ The size stays beside the digest, because the number of a picture's tokens follo
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.messages import ContentPart, Message
@@ -40,6 +40,49 @@ class Picture:
         return ContentPart.model_validate({"type": "image_url", "image_url": url})
 
 
+class PromptIds(tuple[int, ...]):
+    """Ids of a prompt that shows pictures, with references to them in the prompt's order.
+
+    It goes wherever the ids of a prompt go, so that no part that scores a prompt can lose its pictures. Two are equal
+    only with equal pictures. A slice is a plain tuple: see `head`.
+    """
+
+    # A tuple of variable size takes no slots.
+    pictures: tuple[Picture, ...]
+
+    def __new__(cls, ids: Iterable[int], pictures: Iterable[Picture]) -> "PromptIds":
+        made = super().__new__(cls, ids)
+        made.pictures = tuple(pictures)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and pictures_of(other) == self.pictures
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.pictures))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PromptIds, (tuple(self), self.pictures)
+
+
+def with_pictures(ids: tuple[int, ...], pictures: Sequence[Picture]) -> tuple[int, ...]:
+    """Return the ids of a prompt with its pictures; the ids themselves without any."""
+    return PromptIds(ids, pictures) if pictures else ids
+
+
+def pictures_of(ids: object) -> tuple[Picture, ...]:
+    """Return the pictures that a prompt shows."""
+    return ids.pictures if isinstance(ids, PromptIds) else ()
+
+
+def head(ids: tuple[int, ...], end: int) -> tuple[int, ...]:
+    """Return `ids[:end]` with the prompt's pictures, whose places are all before `end`."""
+    return with_pictures(ids[:end], pictures_of(ids))
+
+
 def picture_of(part: ContentPart) -> Picture | None:
     """Return the picture that a part refers to; None for any other part, such as one with a client's URL."""
     match part.type, (part.model_extra or {}).get("image_url"):
@@ -59,6 +102,11 @@ def without_data(text: str) -> str:
     return _DATA.sub(r"\1…", text)
 
 
+def mark_of(picture: Picture) -> str:
+    """Return the words that stand for a picture where text is read; the same for the same picture."""
+    return f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]"
+
+
 def words_of(message: Message) -> str:
     """Return the text of the message as readers of texts see it: with a mark in the place of each picture.
 
@@ -69,7 +117,7 @@ def words_of(message: Message) -> str:
     said = []
     for part in message.content:
         if (picture := picture_of(part)) is not None:
-            said.append(f"[picture {picture.digest[:8]}, {picture.width} x {picture.height}]")
+            said.append(mark_of(picture))
         elif part.type == "text":
             said.append(part.text or "")
     return "\n".join(said)

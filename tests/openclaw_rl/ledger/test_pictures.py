@@ -1,26 +1,28 @@
 """Pictures beside the ledger: stored once, masked, copied, and deleted with the last turn that shows them."""
 
+import asyncio
 import errno
 import hashlib
 import json
 import sqlite3
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 from ledger import IDENTITY, give_sample
 from pictures import picture_file
-from turns import make_request, make_turn, serve_turn
+from turns import KEY, make_request, make_turn, serve_turn
 
-from openclaw_rl.errors import LedgerError
-from openclaw_rl.ledger import Ledger, pictures
+from openclaw_rl.errors import EpisodeRefused, LedgerError
+from openclaw_rl.ledger import Ledger, pictures, turns
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.ledger.snapshot import backup
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
 from openclaw_rl.types import DropReason, Feedback, NextState
-from openclaw_rl.types.pictures import Picture
+from openclaw_rl.types.pictures import Picture, PromptIds, with_pictures
 
 
 def picture(shade: int) -> Picture:
@@ -35,7 +37,7 @@ def shown(name: str, *of: Picture, session: str = "s", text: str = "look", **mor
     """Return a request whose message has these pictures."""
     parts = [{"type": "text", "text": text}, *(one.part().model_dump() for one in of)]
     message = Message.model_validate({"role": "user", "content": parts})
-    return make_request(name, message, session=session, pictures=of, **more)
+    return make_request(name, message, session=session, prompt=with_pictures((1, 2), of), pictures=of, **more)
 
 
 def files(tmp_path) -> set[str]:
@@ -190,22 +192,26 @@ async def test_a_demonstration_shows_the_pictures_of_its_turn(opened) -> None:
     await ledger.aclose()
 
 
-async def test_no_text_reader_gets_a_prompt_with_pictures(opened) -> None:
+async def test_prompts_for_the_gate_and_for_practice_have_their_pictures(tmp_path, opened) -> None:
     ledger = await opened()
     await serve_turn(ledger, shown("a", ONE, session="x"), make_turn("a"))
+    await serve_turn(ledger, make_request("b", session="y", prompt=(1, 3)), make_turn("b"))
+    prompt = PromptIds((1, 2), (ONE,))
+    assert (await ledger.practice_request("a")).prompt_ids == prompt
+    assert [ids for _, ids in await ledger.recent_prompts(9)] == [(1, 3), prompt]
+    assert [ids for ids, _ in await ledger.recent_replies(sampled_by=0, limit=9)] == [(1, 3), prompt]
+    (pictures.folder_of(tmp_path / "l.db") / ONE.digest).unlink()
     assert await ledger.practice_request("a") is None
-    assert await ledger.recent_prompts(9) == []
-    assert await ledger.recent_replies(sampled_by=0, limit=9) == []
-    await serve_turn(ledger, make_request("b", session="y"), make_turn("b"))
-    assert (await ledger.practice_request("b")).request_id == "b"
-    assert len(await ledger.recent_prompts(9)) == len(await ledger.recent_replies(sampled_by=0, limit=9)) == 1
+    assert [ids for _, ids in await ledger.recent_prompts(9)] == [(1, 3)]
+    assert [ids for ids, _ in await ledger.recent_replies(sampled_by=0, limit=9)] == [(1, 3)]
+    assert (await ledger.practice_request("b")).prompt_ids == (1, 3)
     await ledger.aclose()
 
 
 async def test_a_reference_is_no_secret_and_a_secret_beside_it_is_masked(tmp_path, opened) -> None:
     ledger = await opened()
     await serve_turn(ledger, shown("a", ONE), make_turn("a"))
-    assert (await ledger.turn("a")).request.prompt_ids == (1, 2)
+    assert (await ledger.turn("a")).request.prompt_ids == PromptIds((1, 2), (ONE,))
     secret = "sk-proj-Zk3v9Qp2Lx8Wn5Rt7Yb1Mc4Hd6Jf0Gs"
     await serve_turn(ledger, shown("b", ONE, text=f"key {secret}"), make_turn("b"))
     record = await ledger.turn("b")
@@ -249,3 +255,85 @@ async def test_a_backup_and_an_export_take_the_pictures_along(tmp_path, opened) 
     with pytest.raises(LedgerError, match="is there already"):
         backup(tmp_path / "l.db", second)
     assert not second.exists()
+
+
+async def test_a_new_picture_is_written_off_the_writing_thread_and_before_its_row(
+    tmp_path, opened, monkeypatch
+) -> None:
+    threads: list[str] = []
+    own = pictures._write_file
+
+    def write_file(file: Path, data: bytes) -> None:
+        threads.append(threading.current_thread().name)
+        with sqlite3.connect(tmp_path / "l.db") as db:
+            assert db.execute("SELECT count(*) FROM picture").fetchone() == (0,)
+        own(file, data)
+
+    monkeypatch.setattr(pictures, "_write_file", write_file)
+    ledger = await opened()
+    await ledger.begin(shown("a", ONE))
+    await ledger.begin(shown("b", ONE))
+    assert len(threads) == 1
+    assert threads[0].startswith("ledger-pictures")
+    assert (await ledger.audit(is_deep=True)) == []
+    await ledger.aclose()
+
+
+async def test_other_turns_do_not_wait_for_a_disk_that_writes_a_picture(opened, monkeypatch) -> None:
+    go_on, has_begun = threading.Event(), threading.Event()
+    own = pictures._write_file
+
+    def write_file(file: Path, data: bytes) -> None:
+        has_begun.set()
+        go_on.wait()
+        own(file, data)
+
+    monkeypatch.setattr(pictures, "_write_file", write_file)
+    ledger = await opened()
+    slow = asyncio.create_task(ledger.begin(shown("a", ONE)))
+    await asyncio.to_thread(has_begun.wait)
+    await serve_turn(ledger, make_request("b", session="y"), make_turn("b"))
+    assert not slow.done()
+    go_on.set()
+    await slow
+    await ledger.finish(make_turn("a"), KEY)
+    await ledger.aclose()
+
+
+async def test_a_picture_that_a_request_holds_outlasts_the_deletion_of_its_last_turn(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, session="gone"), make_turn("a"))
+    async with ledger._staged.hold([ONE], ledger._known_pictures, timeout_s=9):
+        assert (await ledger.forget("gone")).is_scrubbed
+        assert files(tmp_path) == {ONE.digest}
+        await ledger._begin(shown("b", ONE))
+    assert await ledger.audit(is_deep=True) == []
+    assert files(tmp_path) == {ONE.digest}
+    async with ledger._staged.hold([TWO], ledger._known_pictures, timeout_s=9):
+        await ledger._writer.alone(pictures.sweep)
+        assert files(tmp_path) == {ONE.digest, TWO.digest}
+    await ledger._writer.alone(pictures.sweep)
+    assert files(tmp_path) == {ONE.digest}
+    await ledger.aclose()
+
+
+async def test_a_disk_that_hangs_costs_the_record_and_not_the_chat(opened, monkeypatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(pictures, "_write_file", lambda *_: go_on.wait())
+    monkeypatch.setattr(turns, "CHAT_TIMEOUT_S", 0.01)
+    ledger = await opened()
+    with pytest.raises(LedgerError, match="not written within"):
+        await ledger.begin(shown("a", ONE))
+    go_on.set()
+    assert await ledger.audit() == []
+    await ledger.aclose()
+
+
+async def test_a_refused_step_leaves_no_picture(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", TWO), make_turn("a"))
+    with pytest.raises(EpisodeRefused):
+        await ledger.begin(shown("b", ONE, TWO, in_episode=7))
+    assert files(tmp_path) == {TWO.digest}
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.aclose()

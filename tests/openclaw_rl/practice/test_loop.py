@@ -18,6 +18,7 @@ from openclaw_rl.settings import PracticeSettings, TrainingSettings
 from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.fake_engine import Scripted
 from openclaw_rl.types import JudgedTurn, SamplingParams, Verdict, WishState
+from openclaw_rl.types.pictures import Picture
 
 
 @pytest.fixture
@@ -337,6 +338,7 @@ async def test_greedy_turns_and_turns_with_stop_strings_are_not_practised(bench)
     assert not sampler.is_fit(replace(request, sampling=SamplingParams(8, stop=("\n",))))
     assert not sampler.is_fit(replace(request, prompt_ids=()))
     assert not sampler.is_fit(replace(request, prompt_ids=tuple(range(4000))))
+    assert not sampler.is_fit(replace(request, pictures=(Picture("a1" * 32, 32, 32),)))
     built_in = await sampler.built_in("Tell me about elephants.", ("ann", "policy"))
     assert built_in.messages == (Message(role="user", content="Tell me about elephants."),)
     assert built_in.prompt_ids == render(built_in.messages, None, None)

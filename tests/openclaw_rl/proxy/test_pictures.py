@@ -1,8 +1,10 @@
 """Chats with pictures: exact prompts, what the engine gets, and each refusal."""
 
+import asyncio
 import base64
 import hashlib
 import io
+import threading
 import zlib
 
 import pytest
@@ -12,8 +14,9 @@ from PIL import Image
 from gpu.vision_model import vision_folder
 from openclaw_rl.engines.pictures import PicturePrompt
 from openclaw_rl.messages import Message
+from openclaw_rl.proxy import pictures as pictures_module
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.proxy.pictures import PictureReader
+from openclaw_rl.proxy.pictures import AT_ONCE, PictureReader
 from openclaw_rl.settings import ModelSettings, PictureSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.types import DropReason
@@ -221,11 +224,13 @@ def animated():
         ("data:image/gif;base64,R0lGODdh", "invalid_image_url", "PNG, JPEG or WebP"),
         ("data:image/png;base64,***", "image_parse_error", "not base64"),
         (data_url(b"no picture at all"), "image_parse_error", "no PNG, JPEG or WebP"),
-        (data_url(ONE[:60]), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(ONE[:60]), "image_parse_error", "cut off"),
         (data_url(with_broken_chunk(ONE)), "image_parse_error", "no PNG, JPEG or WebP"),
         (data_url(animated(), "image/webp"), "image_parse_error", "more than one frame"),
         (data_url(picture_file(200, 200)), "image_too_large", "pictures.max_pixels"),
         (data_url(picture_file(60, 60, form="PNG", compress_level=0)), "image_too_large", "pictures.max_mb"),
+        (data_url(picture_file(40, 40, form="JPEG") + b"\xff\xda" * 99, "image/jpeg"), "image_parse_error", "scans"),
+        (data_url(picture_file()[:-12]), "image_parse_error", "cut off"),
     ],
 )
 async def test_a_picture_that_cannot_be_taken_is_a_400(seeing_proxy, url, code, says) -> None:
@@ -364,3 +369,85 @@ async def test_a_picture_that_comes_again_is_not_decoded_again(seeing_proxy, mon
     _, again = await reader.referenced([said])
     assert first == again
     assert hashlib.sha256(ONE).hexdigest() not in str(reader._known)
+
+
+async def test_no_pixel_is_decoded_before_all_headers_are_checked(seeing_proxy, monkeypatch) -> None:
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded"))
+    start, engine = seeing_proxy(max_pixels=10_000)
+    huge = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", b"\0\1\0\0\0\1\0\0\x08\x02\0\0\0") + chunk(b"IEND")
+    async with start as proxy:
+        error = (await proxy.post(asked(picture_part(ONE), picture_part(huge)))).json()["error"]
+        assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[1]")
+        assert "65536 x 65536 pixels are more than pictures.max_pixels" in error["message"]
+        assert engine.sent == []
+
+
+def chunk(kind: bytes, data: bytes = b"") -> bytes:
+    return len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)
+
+
+async def test_the_pixels_of_a_request_have_a_limit(seeing_proxy) -> None:
+    start, engine = seeing_proxy(max_pixels_per_request=2 * 32 * 24)
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(ONE), picture_part(ONE)))).status_code == 200
+        error = (await proxy.post(asked(picture_part(ONE), picture_part(ONE), picture_part(ONE)))).json()["error"]
+        assert (error["code"], error["param"]) == ("image_too_large", "messages[0].content[2]")
+        assert "pictures.max_pixels_per_request (1536)" in error["message"]
+        assert len(engine.sent) == 1
+
+
+async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypatch) -> None:
+    reader = PictureReader(PictureSettings(), None)
+    lock, running, most, order = threading.Lock(), 0, 0, []
+    own = pictures_module.decoded
+
+    def counted(data, size):
+        nonlocal running, most
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+            order.append(size)
+        both.wait()
+        try:
+            return own(data, size)
+        finally:
+            with lock:
+                running -= 1
+
+    both = threading.Event()
+    monkeypatch.setattr(pictures_module, "decoded", counted)
+    requests = [
+        Message(
+            role="user",
+            content=asked(*(picture_part(picture_file(8 + k, 8 + n)) for k in range(3)))["messages"][0]["content"],
+        )
+        for n in range(4)
+    ]
+    tasks = [asyncio.create_task(reader.referenced([said])) for said in requests]
+    while len(order) < AT_ONCE:
+        await asyncio.sleep(0)
+    both.set()
+    for said, (messages, found) in zip(requests, await asyncio.gather(*tasks), strict=True):
+        assert len(found) == 3
+        assert len(pictures_in(messages)) == len(said.content)
+    assert most <= AT_ONCE
+    # A request with many pictures does not hold the others up: each has one picture in the line.
+    assert {size[1] for size in order[:4]} == {8, 9, 10, 11}
+
+
+async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(pictures_module, "decoded", lambda *_: let_go.wait())
+    start, engine = seeing_proxy(decode_timeout_s=0.01)
+    async with start as proxy:
+        reply = await proxy.post(asked(picture_part(ONE)))
+        let_go.set()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
+        assert "retry-after" in reply.headers
+        assert engine.sent == []
+
+
+async def test_a_text_starts_no_thread_for_pictures() -> None:
+    reader = PictureReader(PictureSettings(), None)
+    said = [Message(role="user", content="hello")]
+    assert await reader.referenced(said) == (said, {})
+    assert not reader._threads._threads

@@ -1,0 +1,75 @@
+"""Practice on prompts with pictures: the policy answers anew with them, and measures are taken behind them."""
+
+import hashlib
+
+import pytest
+from pictures import PictureEngine, opened, picture_file
+from practice_bench import Characters, render
+
+from openclaw_rl.engines.admission import VersionAdmission
+from openclaw_rl.engines.pictures import Album
+from openclaw_rl.errors import AlignmentError
+from openclaw_rl.messages import Message
+from openclaw_rl.models.vision import Vision
+from openclaw_rl.practice.sampling import ReplySampler, base_reply
+from openclaw_rl.testing import ToyPolicy
+from openclaw_rl.types import Request, SamplingParams, Scope
+from openclaw_rl.types.pictures import Picture, PromptIds
+
+PAD = 7
+VISION = Vision(PAD, frozenset({PAD}), factor=16, least_pixels=256, most_pixels=65536)
+
+
+@pytest.fixture
+def picture(tmp_path) -> Picture:
+    data = picture_file(32, 32)
+    digest = hashlib.sha256(data).hexdigest()
+    (tmp_path / digest).write_bytes(data)
+    return Picture(digest, 32, 32)
+
+
+@pytest.fixture
+def engine() -> PictureEngine:
+    return PictureEngine(VISION, policy=ToyPolicy(mean_tokens=0))
+
+
+def sampler(engine: PictureEngine, album: Album | None) -> ReplySampler:
+    serving = VersionAdmission(5)
+    serving.switch(0, None)
+    return ReplySampler(engine, serving, Characters(), render, 8192, 8, SamplingParams(8), lambda: 1.0, album)
+
+
+def asked(picture: Picture) -> Request:
+    said = Message.model_validate({"role": "user", "content": [picture.part().model_dump()]})
+    ids = PromptIds((300, *[PAD] * VISION.tokens(32, 32), 301), (picture,))
+    return Request("r", Scope("ann", "s"), 1.0, (said,), None, None, ids, SamplingParams(8), pictures=(picture,))
+
+
+async def test_a_new_reply_is_sampled_with_the_pictures(engine, picture, tmp_path) -> None:
+    practice = sampler(engine, Album(tmp_path, PAD))
+    request = asked(picture)
+    assert practice.is_fit(request)
+    judged = await practice.reply(request)
+    (sent,) = engine.sent
+    assert sent.input_ids == [300, PAD, 301]
+    assert [opened(url).size for url in sent.image_data] == [(32, 32)]
+    assert judged.request.prompt_ids == request.prompt_ids
+    assert len(judged.turn.response_ids) == 8
+    engine.drift = 1
+    assert await practice.reply(request) is None, "the engine read another prompt"
+    (tmp_path / picture.digest).unlink()
+    assert await practice.reply(request) is None, "the picture was forgotten"
+
+
+async def test_a_prompt_with_pictures_is_not_practised_where_no_trainer_takes_it(engine, picture) -> None:
+    assert not sampler(engine, None).is_fit(asked(picture))
+
+
+async def test_the_bases_fixed_text_is_sampled_with_the_pictures(engine, picture, tmp_path) -> None:
+    how = {"end_ids": [2], "max_tokens": 4, "temperature": 1.0, "seed": 1, "album": Album(tmp_path, PAD)}
+    prompt = asked(picture).prompt_ids
+    assert len(await base_reply(engine, prompt, **how)) == 4
+    assert len(engine.sent[0].image_data) == 1
+    (tmp_path / picture.digest).unlink()
+    with pytest.raises(AlignmentError, match="is not here"):
+        await base_reply(engine, prompt, **how)
