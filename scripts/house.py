@@ -180,7 +180,7 @@ def shape_figures() -> list[Figure]:
         # batch, adapters on demand (5), variants of corrected prompts (1), the routes that steer one policy (1),
         # BrowserGym and its side in a process (2), a pool of engines (4), its drains, the processes of engines (2),
         # pictures of prompts (6).
-        Figure("modules of the core", len(core), 316),
+        Figure("modules of the core", len(core), 318),
         Figure(f"files past {MAX_LINES} lines", len(long_files), 0, long_files),
         Figure(f"functions with more than {MAX_PARAMETERS} parameters, but typer's", len(wide), 0, wide),
         Figure("folder circles in the core", len(circles), 0, circles),

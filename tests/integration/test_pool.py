@@ -19,7 +19,6 @@ from pooled import PATIENCE_S, Pool
 from typer.testing import CliRunner
 
 from openclaw_rl.cli.main import app
-from openclaw_rl.errors import TrainerError
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.trainers.client import TrainerClient
 from openclaw_rl.types import WeightKind
@@ -202,10 +201,8 @@ async def test_full_weights_roll_through_the_pool_under_load_and_an_engine_that_
     swaps = [json.loads(line) for line in pool.server.log.splitlines() if '"weights_swapped"' in line]
     assert [swap["held_s"] for swap in swaps] == [0.0, 0.0], "no chat was held"
     driver = TrainerClient(pool.server.url, (pool.server.data_dir / "keys" / "trainer.token").read_text().strip())
-    with pytest.raises(
-        TrainerError, match=r"engine\.urls: a trainer that sends full weights itself reaches one engine"
-    ):
-        await asyncio.to_thread(driver.start, "slime", [])
+    started = await asyncio.to_thread(driver.start, "slime", [])
+    assert started.engine_urls == [engine.url for engine in pool.engines], "weights go to all of them"
 
 
 async def test_a_client_that_leaves_ends_its_reply_on_its_own_engine(pool: Pool) -> None:

@@ -57,8 +57,8 @@ class PooledEngine:
         self._change_s, self._poll_s = change_s, poll_s
         self._adapters: dict[str, Path] = {}
         """Adapters that every engine in the pool holds."""
-        self._weights: Weights | None = None
-        """None: the weights that the engines were started with."""
+        self.weights: Weights | None = None
+        """Those that every engine has to hold; None: those of their start."""
         self._model: ModelInfo | None = None
         self._homes: OrderedDict[str, Member] = OrderedDict()
         self._order = count(1)
@@ -205,8 +205,8 @@ class PooledEngine:
 
     def _holds(self) -> str:
         """Return the weight version of all engines; of engines that differ, a name that is no version's."""
-        if self._weights is not None:
-            return str(self._weights.weight_version)
+        if self.weights is not None:
+            return str(self.weights.weight_version)
         # Without the folder of pushed weights no engine that comes back could be given them: they are pushed again.
         return "default" if all(member.weight_version == 0 for member in self.members) else "unknown"
 
@@ -272,12 +272,12 @@ class PooledEngine:
 
     def hold_start(self, folder: Path) -> None:
         """Note the folder of the weights that the engines were started with, while all hold them."""
-        if self._weights is None and self._holds() == "default":
-            self._weights = Weights(folder, 0)
+        if self.weights is None and self._holds() == "default":
+            self.weights = Weights(folder, 0)
 
     def hold(self, weights: Weights) -> None:
         """Note the weights that an engine has to hold from now on, and place conversations anew: caches are empty."""
-        self._weights = weights
+        self.weights = weights
         self._homes.clear()
 
     @asynccontextmanager
@@ -334,7 +334,7 @@ class PooledEngine:
     async def _look(self, member: Member) -> str | None:
         """Return the engine's fault: one missed answer may be a pause, several are its end."""
         fault = await member.engine.fault()
-        member.missed = 0 if fault is None else member.missed + 1
+        member.missed, member.answers = (0, True) if fault is None else (member.missed + 1, False)
         if fault is not None and member.missed >= DOWN_AFTER:
             member.leave(fault)
             if self.members:  # its replies go on elsewhere, where it closes no connection itself
@@ -345,7 +345,7 @@ class PooledEngine:
         """Look at an engine of the pool, and take it out if it is gone or lacks what the others hold."""
         if await self._look(member) is not None or self._changes.locked():
             return
-        adapters, weights = dict(self._adapters), self._weights
+        adapters, weights = dict(self._adapters), self.weights
         try:
             async with asyncio.timeout(self._change_s):
                 is_empty = await member.lacks(adapters, weights)
@@ -354,7 +354,7 @@ class PooledEngine:
         if (
             is_empty
             and not member.is_aside
-            and (adapters, weights) == (self._adapters, self._weights)
+            and (adapters, weights) == (self._adapters, self.weights)
             and not self._changes.locked()
         ):
             member.leave(EMPTY)
@@ -376,8 +376,8 @@ class PooledEngine:
                 if self._is_paused or member.is_drained:
                     return
                 # Full weights take longer; the engine's client bounds that call.
-                async with asyncio.timeout(None if self._weights else self._change_s):
-                    await member.take(dict(self._adapters), self._weights)
+                async with asyncio.timeout(None if self.weights else self._change_s):
+                    await member.take(dict(self._adapters), self.weights)
                 member.is_in, member.missed = True, 0
         except TimeoutError:
             member.fault = f"{member.url} did not answer within {self._change_s:g} s"

@@ -45,7 +45,8 @@ class EngineStatus:
 class Weights:
     """Full weights that every engine of the pool has to hold."""
 
-    folder: Path
+    folder: Path | None
+    """None: they are on no disk, and only their trainer can send them."""
     weight_version: int
 
 
@@ -91,6 +92,8 @@ class Member:
     """Times that it left after a failed call, with no reply in between."""
     missed: int = 0
     """Polls without an answer, in a row."""
+    answers: bool = False
+    """The newest look got an answer, and it has not left since."""
     running: int = 0
     calls: int = 0
     failures: int = 0
@@ -102,6 +105,8 @@ class Member:
     """It is taking other weights, and gets no request meanwhile."""
     weight_version: int | None = None
     """Version of its own weights; None: it names none of ours."""
+    starts: int = 0
+    """Times that it came back without the weights that it had taken: its process is another one."""
     is_unsure: bool = False
     """A push to it got no answer: it may take those weights later, whatever version it names now."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,7 +124,7 @@ class Member:
 
     def leave(self, fault: str) -> None:
         """Take no more requests until a look has found the engine in order."""
-        self.fault = fault
+        self.fault, self.answers = fault, False
         if self.is_in:
             self.is_in = False
             self.left.set()
@@ -196,6 +201,8 @@ class Member:
 
     async def push(self, weights: Weights) -> None:
         """Replace its weights. Until one push has an answer they are unknown. Raises EngineError."""
+        if weights.folder is None:
+            raise EngineGone(f"only the trainer has version {weights.weight_version}, which the others hold")
         was_unsure, self.is_unsure = self.is_unsure, True
         try:
             await self.engine.update_weights(weights.folder, weights.weight_version)
@@ -214,7 +221,8 @@ class Member:
     async def take(self, adapters: dict[str, Path], weights: Weights | None) -> None:
         """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
         await self.engine.resume()
-        self.weight_version = held(await self.engine.model_info())
+        before, self.weight_version = self.weight_version, held(await self.engine.model_info())
+        self.starts += before is not None and before != self.weight_version
         # Without weights of ours chats are held, and `publishing.engine_weights` pushes some before it lets them go on.
         if weights is not None and (self.is_unsure or self.weight_version != weights.weight_version):
             if self.running:
