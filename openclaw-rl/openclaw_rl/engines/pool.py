@@ -79,7 +79,7 @@ class PooledEngine:
         tried = Tried(request.lora_path)
         while True:
             member, has_begun = self._choose(request.affinity, request.extra_key, tried), False
-            with member.call():
+            with member.call() as joins:
                 try:
                     async with aclosing(member.engine.stream(request, tap)) as events:
                         async for reply in events:
@@ -88,7 +88,7 @@ class PooledEngine:
                     tried.worked(member)
                     return
                 except (EngineGone, EngineRefused) as error:
-                    if not tried.may_go_on(member, error, self._adapters, self.members) or not self.members:
+                    if not tried.may_go_on(member, joins, error, self._adapters, self.members) or not self.members:
                         raise
                     if has_begun:
                         self._homes.pop(request.affinity or "", None)
@@ -120,6 +120,7 @@ class PooledEngine:
     ) -> Score:
         """Score on one engine. If it fails while others serve, it leaves the pool: raises EngineLeft."""
         member = next(one for one in self._members if one.engine is engine)
+        joins = member.joins
         try:
             async with asyncio.timeout(within_s):
                 return await engine.score(prompt, ids, lora_path=lora_path, extra_key=extra_key)
@@ -128,7 +129,7 @@ class PooledEngine:
                 raise
             if not isinstance(error, EngineRefused):
                 member.failed(str(error) or f"it did not answer within {within_s:g} s")
-            elif not Tried(lora_path).may_go_on(member, error, self._adapters, self.members):
+            elif not Tried(lora_path).may_go_on(member, joins, error, self._adapters, self.members):
                 raise
             raise EngineLeft(f"{member.url}: {member.fault}") from error
 
@@ -142,13 +143,13 @@ class PooledEngine:
         tried = Tried(lora_path)
         while True:
             member = self._choose(affinity, extra_key, tried)
-            with member.call():
+            with member.call() as joins:
                 try:
                     answer = await call(member.engine)
                     tried.worked(member)
                     return answer
                 except (EngineGone, EngineRefused) as error:
-                    if not tried.may_go_on(member, error, self._adapters, self.members):
+                    if not tried.may_go_on(member, joins, error, self._adapters, self.members):
                         raise
 
     def _choose(self, affinity: str | None, extra_key: str | None, tried: Container[Member]) -> Member:
@@ -378,7 +379,7 @@ class PooledEngine:
                 # Full weights take longer; the engine's client bounds that call.
                 async with asyncio.timeout(None if self.weights else self._change_s):
                     await member.take(dict(self._adapters), self.weights)
-                member.is_in, member.missed = True, 0
+                member.come_in()
         except TimeoutError:
             member.fault = f"{member.url} did not answer within {self._change_s:g} s"
         except (EngineGone, EngineRefused) as error:
