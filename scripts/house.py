@@ -179,9 +179,9 @@ def shape_figures() -> list[Figure]:
         # agents (12), harnesses inside the sandbox (1), policies with their settings, the choice of a
         # batch, adapters on demand (5), variants of corrected prompts (1), the routes that steer one policy (1),
         # BrowserGym and its side in a process (2), a pool of engines (4), its drains, the processes of engines (2),
-        # pictures of prompts (6), headers of their files (1),
-        # a judge that sees (1).
-        Figure("modules of the core", len(core), 318),
+        # pictures of prompts (6), headers of their files (1), a judge that sees (1), several policy engines on the node
+        # (2).
+        Figure("modules of the core", len(core), 320),
         Figure(f"files past {MAX_LINES} lines", len(long_files), 0, long_files),
         Figure(f"functions with more than {MAX_PARAMETERS} parameters, but typer's", len(wide), 0, wide),
         Figure("folder circles in the core", len(circles), 0, circles),

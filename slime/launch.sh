@@ -5,7 +5,8 @@
 #   REF_LOAD         reference weights (default: HF_CKPT)          SAVE_CKPT        ledger, versions and checkpoints go
 #   CHECKPOINT_EVERY=20   updates, CHECKPOINT_MINUTES=30                            here and are resumed from here
 #   NUM_GPUS=8 ACTOR_GPUS=4 ROLLOUT_GPUS=2 PRM_GPUS=2             TP=ACTOR_GPUS/CP/PP  CP=1  PP=1
-#   OPTIMIZER=auto|gpu|cpu GPU_GB=80 TRAIN_PRECISION=bf16|fp8     ENGINE_TP=ROLLOUT_GPUS  PRM_TP=PRM_GPUS
+#   ROLLOUT_ENGINES=1 (policy engines; they share ROLLOUT_GPUS)   ENGINE_TP=ROLLOUT_GPUS/ROLLOUT_ENGINES
+#   OPTIMIZER=auto|gpu|cpu GPU_GB=80 TRAIN_PRECISION=bf16|fp8     PRM_TP=PRM_GPUS
 #   ENGINE_PRECISION=bf16 (others are refused with the reason)    TRY_FP8=1 lets TRAIN_PRECISION=fp8 start: it is untried
 #   HOST=127.0.0.1 PORT=30000 PRM_PORT=30001 (at most 55535)      SERVED_MODEL_NAME SGLANG_API_KEY
 #   TOOL_CALL_PARSER=qwen25 REASONING_PARSER=qwen3                CONTEXT_LENGTH=32768 MEM_FRACTION_STATIC=0.85
@@ -14,7 +15,8 @@
 #   PRM_M PRM_TEMPERATURE=0.6 PRM_MAX_NEW_TOKENS (of verdicts     BATCH_SIZE=16 LR=1e-5 TOP_K=0
 #   and of hints)                                                 KL_COEF (0; 0.01 where the policy is its own teacher)
 #   TEMPERATURE=0.6 MAX_NEW_TOKENS=8192 (of chats that set none)
-#   MAX_TOKENS_PER_GPU=32768 PUSH=nccl|disk                       RAY_ADDRESS (a running cluster)
+#   MAX_TOKENS_PER_GPU=32768                                      RAY_ADDRESS (a running cluster)
+#   PUSH=nccl|disk (nccl to one engine, disk to several)
 #   ACTOR_NODES=0 (other nodes of that cluster that train, each with ACTOR_GPUS; 0: this node trains)
 #   PYTHON           interpreter of the environment that holds slime and Megatron (default: python3)
 #   SERVER_PYTHON ENGINE_PYTHON   those of the server's and of SGLang's, where they are others
@@ -51,7 +53,7 @@ arguments=(
   --gpu-gb "${GPU_GB:-80}"
   --train-precision "${TRAIN_PRECISION:-bf16}"
   --engine-precision "${ENGINE_PRECISION:-bf16}"
-  --engine-tp "${ENGINE_TP:-${ROLLOUT_GPUS:-2}}"
+  --rollout-engines "${ROLLOUT_ENGINES:-1}"
   --prm-tp "${PRM_TP:-${PRM_GPUS:-2}}"
   --batch-size "${BATCH_SIZE:-16}"
   --learning-rate "${LR:-1e-5}"
@@ -68,13 +70,14 @@ arguments=(
   --top-k "${TOP_K:-0}"
   --checkpoint-every "${CHECKPOINT_EVERY:-20}"
   --checkpoint-minutes "${CHECKPOINT_MINUTES:-30}"
-  --push "${PUSH:-nccl}"
   --prm-votes "${PRM_M:-3}"
   --prm-temperature "${PRM_TEMPERATURE:-0.6}"
   --prm-max-new-tokens "${PRM_MAX_NEW_TOKENS:-4096}"
 )
 [ "${TRY_FP8:-0}" = 0 ] || arguments+=(--try-fp8)
 [ -z "${TP:-}" ] || arguments+=(--actor-tp "$TP")
+[ -z "${ENGINE_TP:-}" ] || arguments+=(--engine-tp "$ENGINE_TP")
+[ -z "${PUSH:-}" ] || arguments+=(--push "$PUSH")
 [ -z "${KL_COEF:-}" ] || arguments+=(--kl-coef "$KL_COEF")
 [ -z "${REF_LOAD:-}" ] || arguments+=(--ref-load "$REF_LOAD")
 [ -z "${SAVE_CKPT:-}" ] || arguments+=(--data-dir "$SAVE_CKPT")

@@ -18,6 +18,8 @@ from pydantic import SecretStr
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import USERS_FILE
 
+PUSH = "push"
+
 
 @dataclass(frozen=True, slots=True)
 class DataDir:
@@ -72,8 +74,8 @@ class DataDir:
 
     @property
     def push(self) -> Path:
-        """Folder that the node's trainer makes if weights go to the engine by disk."""
-        return self.root / "push"
+        """Folder that the node's trainer makes if weights go to the engines by disk."""
+        return self.root / PUSH
 
     @property
     def tracking(self) -> Path:

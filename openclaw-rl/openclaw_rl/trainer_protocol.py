@@ -253,12 +253,14 @@ class Start(_Body):
     whole_fences: list[int] = []
     """Fences of leases whose versions this trainer holds whole on disk, also those that it could not report. They
     become durable before the undurable versions are lost."""
+    writes_files: bool = False
+    """It writes full weights into folders, and the server gives them to the engines; False: it sends them itself."""
 
 
 class Started(_Body):
     tip: Tip
-    engine_url: str
-    """URL that full weights are sent to."""
+    engine_urls: list[str]
+    """URLs of the engines that full weights are sent to, all in one transfer."""
     trainer: TrainerSettings
     method: AnyMethodSettings
 
@@ -271,6 +273,9 @@ class PushBegin(_Body):
     weight_version: int
     deadline_s: float = Field(default=90.0, ge=1, le=600)
     """Time until `push/end`; after it the trainer counts as dead and the engine as torn."""
+    folder: str | None = None
+    """Folder, relative to the data directory, that the trainer writes before `push/end`. The server then gives it to
+    the engines, and holds no chat before. None: the trainer sends the weights itself, while chats are held."""
 
 
 class PushEnd(_Body):

@@ -97,6 +97,10 @@ class NodeHost:
     gpus: int = 2
     ends_at: float = float("inf")
     """End of the stage's time, on the monotonic clock."""
+    engines: int = 1
+    """Policy engines of a launch script: 2 are a pool."""
+    push: str | None = None
+    """Way of the weights in a launch script; None: the usual one of its layout (`node_script.cards`)."""
     kills: tuple[str, ...] = ()
     """Processes that the stage `kills` kills, in this order; empty: all."""
 

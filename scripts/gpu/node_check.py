@@ -157,6 +157,8 @@ STAGES = table(
 def arguments() -> argparse.ArgumentParser:
     own = parser(__doc__, STAGES)
     own.add_argument("--gpus", type=int, choices=tuple(LAYOUTS), default=2, help=GPUS)
+    own.add_argument("--engines", type=int, choices=(1, 2), default=1, help="policy engines of `script` and `kills`")
+    own.add_argument("--push", choices=("nccl", "disk"), help="way of the weights in `script` and `kills`")
     own.add_argument("--budget-s", type=float, default=3600.0, help="time limit of all stages together")
     own.add_argument("--kills", nargs="+", default=(), choices=node_kills.NAMES, help="those of `kills`, in order")
     own.add_argument("--go-on", action="store_true", help="run `combine` and `opd` even if `binary` failed")
@@ -171,6 +173,8 @@ def main() -> int:
         is_tiny=options.tiny,
         streams=options.streams,
         gpus=options.gpus,
+        engines=options.engines,
+        push=options.push,
         kills=tuple(options.kills),
     )
     results: dict[str, bool | str] = {}

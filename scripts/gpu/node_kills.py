@@ -2,8 +2,8 @@
 
     openclaw-combine/run_qwen3_4b_openclaw_combine.sh
 
-All parts share one card, and weights go by disk. Of two cards the trainer has the first, both engines share the second,
-and weights go by NCCL. Four cards have one for the judge alone.
+All parts share one card, and weights go by disk. Of two cards the trainer has the first, policy and judge share the
+second, and weights go by NCCL. Four cards have one for the judge alone. With `--engines 2` the policy has two engines.
 
 SIGKILL goes to the driver, Ray's head, our server, the policy's SGLang and the judge's SGLang, in turn. After each the
 run must go on alone: a further version is trained and serves. The ledger tells what became of the feedback that no
@@ -29,19 +29,17 @@ import psutil
 from gpu import models, node_feedback, node_steering
 from gpu.host import NodeHost
 from gpu.node_feedback import Given, People
-from gpu.node_processes import LONG_HINT_SAYS, PRM_ARGS, THOUGHT_TOKENS, Votes, driver_figures, voting
-from gpu.node_script import PRM_PORT, SETTINGS, Cards, Script, come_up, start, stop
+from gpu.node_kill_findings import LEAST_AT_STAKE, findings
+from gpu.node_processes import LONG_HINT_SAYS, PRM_ARGS, Votes, driver_figures, voting
+from gpu.node_script import PRM_PORT, SETTINGS, Cards, Script, cards, come_up, start, stop
 from gpu.server_files import audit, events, held, keep_logs
 from gpu.stages import Figures
 
-LEAST_KEPT = 0.95
-"""Share of the feedback since the last checkpoint that must be trained or wait."""
 LONG_HINTS = 4
 STEER_S, END_S = 30.0, 22.0
 """Time that is kept for the operator's commands, and to stop."""
 READY_S, IN_STEP_S = 150.0, 5.0
 """Longest wait for a checkpoint with versions after it, which a crash would lose, and for a step to kill in."""
-LEAST_AT_STAKE = 2
 JUDGE_CONTEXT = "16384"
 """Room for the script's own token budget of a hint, 8192."""
 VARIABLES = {
@@ -60,15 +58,13 @@ class Kill:
     name: str
     takes_s: float
     """Expected time until a further version serves."""
-    cuts_chats: bool = False
-    """The process serves the chats, so that its death may cut them."""
 
 
 KILLS = (
     Kill("driver", 60),
     Kill("head", 70),
-    Kill("server", 110, cuts_chats=True),
-    Kill("engine", 112, cuts_chats=True),
+    Kill("server", 110),
+    Kill("engine", 112),
     Kill("prm", 45),
 )
 _KILL = {kill.name: kill for kill in KILLS}
@@ -103,9 +99,10 @@ class Run:
 
 def run(host: NodeHost) -> Figures:
     checkpoint = models.qwen3(host.work / "tokenizer", host.checkpoint, device=host.device)
-    figures: Figures = {"gpus": host.gpus, "start-up s": {}, "kills": {}}
-    cards = Cards()
-    cards.watch()
+    figures: Figures = {"gpus": host.gpus, "engines": host.engines, "start-up s": {}, "kills": {}}
+    figures["wanted push"] = cards(host)["PUSH"]
+    memory = Cards()
+    memory.watch()
     with voting(f"http://127.0.0.1:{PRM_PORT}") as votes:
         votes.think_long(LONG_HINTS)
         settings = (*(word for word in SETTINGS if "max_waiting" not in word), NO_BACKLOG)
@@ -116,8 +113,8 @@ def run(host: NodeHost) -> Figures:
         except BaseException as error:  # OutOfTime too: the figures so far are wanted above all then
             figures["failed"] = repr(error)[:500]
         _finish(going)
-    cards.stop()
-    figures["most memory of a card MiB"] = cards.most
+    memory.stop()
+    figures["most memory of a card MiB"] = memory.most
     return figures | {"findings": findings(figures)}
 
 
@@ -270,7 +267,11 @@ class _DriverIsBack:
 
 
 def _takes_chats(script: Script) -> bool:
-    return not any("chats are held" in problem for problem in script.status()["problems"])
+    """Return True if no chat is held, and every engine of a pool is in it."""
+    status = script.status()
+    return not any("chats are held" in problem for problem in status["problems"]) and all(
+        engine["is_in"] for engine in status.get("engines") or ()
+    )
 
 
 def started_pid(script: Script, name: str) -> int:
@@ -279,7 +280,8 @@ def started_pid(script: Script, name: str) -> int:
 
 
 def _engine_starts(script: Script) -> list[int]:
-    return [event["pid"] for event in events(script.log, "child_started") if event["child"] == "engine"]
+    # A pool's are `engine 1`, `engine 2`.
+    return [row["pid"] for row in events(script.log, "child_started") if row["child"].startswith("engine")]
 
 
 def _text_from(log: Path, at: int) -> str:
@@ -347,36 +349,3 @@ def _look_back(going: Run) -> None:
     for name, begin, end in zip(going.given, times, times[1:], strict=False):
         figures["kills"][name]["chats until the next"] = people.between(begin, end)
     figures["chats while steered"] = people.between(times[-1], time.time())
-
-
-def findings(figures: Figures) -> list[str]:
-    found = [f"{key}: {figures[key]}" for key in ("failed", "audit") if figures.get(key)]
-    cuts_chats = {kill.name for kill in KILLS if kill.cuts_chats}
-    if figures.get("set", {}).get("method.teacher") != "base":
-        found.append(f"the teacher is not the base of the PRM: {figures.get('set')}")
-    if figures["gpus"] > 1 and figures.get("set", {}).get("push") != "nccl":
-        found.append(f"the weights do not go by NCCL: {figures.get('set')}")
-    quiet = {"before the first kill": figures.get("chats before the first kill", {})}
-    for name, row in figures["kills"].items():
-        if "skipped" in row:
-            found.append(f"{name}: not killed, {row['skipped']}")
-            continue
-        if not isinstance(row.get("trains again s"), float):
-            found.append(f"{name}: no version was trained since: {row.get('trains again s')}")
-        for when in ("feedback since the checkpoint", "feedback after all kills"):
-            share = row.get(when, {}).get("trained or waits")
-            if share is not None and share < LEAST_KEPT:
-                found.append(f"{name}: {when}: {share} is trained or waits")
-        if name not in cuts_chats:
-            quiet[name] = row.get("chats until the next", {})
-    found += [f"{name}: chats were refused or cut: {c['errors']}" for name, c in quiet.items() if c.get("errors")]
-    found += node_steering.findings(figures["steering"] if figures.get("steering") else {"steering": {}})
-    found += [f"never lost: {key}" for key, n in figures.get("never lost", {}).items() if "not in" in key and n]
-    whole = [row for row in figures["long hints"] if row.get("finish") == "stop" and _is_long(row)]
-    if not whole or not figures.get("long hints in samples"):
-        found.append(f"no hint behind {THOUGHT_TOKENS} tokens of thought became a sample: {figures['long hints'][:2]}")
-    return found
-
-
-def _is_long(row: Figures) -> bool:
-    return int(row.get("thought characters") or 0) >= THOUGHT_TOKENS and int(row.get("tokens") or 0) >= THOUGHT_TOKENS

@@ -173,7 +173,7 @@ def _run_part(host: NodeHost, engine: Engine, part: Part, plan: Plan) -> dict[st
         status = server.status()
         figures["rest"] = {key: status[key] for key in ("serving", "tip", "counts", "problems")}
         driver.stop(2 if part.ends_with else 45)  # a killed driver is starting again: no clean end to wait for
-        received = events(server_log, "weights_received")
+        received = events(server_log, "weights_received") + events(server_log, "weights_swapped")
         figures |= load.figures(held(server_log))
         _keep(host, part, figures)
         figures["driver exits"] = driver.exits

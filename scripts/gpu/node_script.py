@@ -37,13 +37,20 @@ UPDATES = 3
 GIVE_UP = 2
 """Exits of the driver after which the stage fails."""
 ONE_EACH = {"ROLLOUT_GPUS": "1", "PRM_GPUS": "1"}
+TWO_ENGINES = {"ACTOR_GPUS": "1", "ROLLOUT_GPUS": "2", "ROLLOUT_ENGINES": "2", "PRM_GPUS": "1"}
 CARDS = {
-    1: {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
-    2: {"NUM_GPUS": "2", "ACTOR_GPUS": "1", **ONE_EACH, "MEM_FRACTION_STATIC": "0.3"},
-    4: {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH},
+    (1, 1): {"NUM_GPUS": "1", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
+    (2, 1): {"NUM_GPUS": "2", "ACTOR_GPUS": "1", **ONE_EACH, "PUSH": "nccl", "MEM_FRACTION_STATIC": "0.3"},
+    (4, 1): {"NUM_GPUS": "4", "ACTOR_GPUS": "2", **ONE_EACH, "PUSH": "nccl"},
+    (2, 2): {"NUM_GPUS": "2", **TWO_ENGINES, "PUSH": "disk", "MEM_FRACTION_STATIC": "0.2"},
+    (4, 2): {"NUM_GPUS": "4", **TWO_ENGINES, "PUSH": "nccl"},
 }
-"""The script's variables by the number of GPUs. All parts share a single card. Both engines share the second of two."""
-SHARING = {1: ["--share-gpus"], 2: ["--prm-beside-engine"], 4: []}
+"""The script's variables by the numbers of GPUs and of policy engines.
+
+All parts share a single card. On two, policy and judge share the second; two policy engines have one each, and trainer
+and judge share the first, so that weights go by disk: NCCL takes no two ranks on one card.
+"""
+SHARING = {(1, 1): ["--share-gpus"], (2, 1): ["--prm-beside-engine"], (2, 2): ["--share-gpus"]}
 END_S = {1: 60.0, 2: 60.0, 4: 200.0}
 """Time to stop all processes, by the number of GPUs: the running step and its checkpoint included."""
 SETTINGS = (
@@ -125,9 +132,8 @@ class Script:
 
 
 def run(host: NodeHost) -> dict[str, Any]:
-    if host.gpus not in CARDS:
-        raise ValueError(f"--gpus {host.gpus}: the script is checked on {' or '.join(map(str, CARDS))}")
-    where = host.work / "qwen3-4b" if host.gpus == 4 and not host.is_tiny else host.checkpoint
+    is_large = (host.gpus, host.engines) == (4, 1) and not host.is_tiny
+    where = host.work / "qwen3-4b" if is_large else host.checkpoint
     checkpoint = models.qwen3(host.work / "tokenizer", where, device=host.device)
     end = host.ends_at - END_S[host.gpus]
     figures: dict[str, Any] = {"model": checkpoint.name, "start-up s": {}}
@@ -145,7 +151,7 @@ def run(host: NodeHost) -> dict[str, Any]:
                 figures |= _learn(script, load, end)
             finally:
                 load.stop(60)
-            pushes = events(script.log, "weights_received")
+            pushes = events(script.log, "weights_received") + events(script.log, "weights_swapped")
             figures |= load.figures(held(script.log))
             figures["pushes s: cut, push, held"] = [
                 [round(event[key], 3) for key in ("cut_s", "push_s", "held_s")] for event in pushes
@@ -164,6 +170,14 @@ def run(host: NodeHost) -> dict[str, Any]:
     return figures | {"findings": _findings(figures)}
 
 
+def cards(host: NodeHost) -> dict[str, str]:
+    """Return the script's variables of this host's GPUs. Raises ValueError for a layout that is not checked."""
+    if (host.gpus, host.engines) not in CARDS:
+        raise ValueError(f"--gpus {host.gpus} --engines {host.engines}: no layout of the script has these")
+    given = dict(CARDS[host.gpus, host.engines])
+    return given | ({} if host.push is None else {"PUSH": host.push})
+
+
 def start(
     host: NodeHost,
     checkpoint: Path,
@@ -178,7 +192,7 @@ def start(
     given = {
         "HF_CKPT": str(checkpoint),
         "SAVE_CKPT": str(data_dir),
-        **CARDS[host.gpus],
+        **cards(host),
         "PORT": str(PORT),
         "PRM_PORT": str(PRM_PORT),
         "PRM_URL": judge_url,  # our passthrough to the script's own PRM
@@ -194,7 +208,7 @@ def start(
     ]
     engine = '["--cuda-graph-max-bs-decode", "64", "--sampling-backend", "pytorch"]'
     flags += ["--set", f"engine.args={engine}"]
-    flags += SHARING[host.gpus]
+    flags += SHARING.get((host.gpus, host.engines), [])
     if host.is_tiny:
         flags += ["--set", "training.min_batch=4", "--batch-size", "8"]
     command = ["bash", str(SCRIPT), *flags]

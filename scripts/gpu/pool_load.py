@@ -1,15 +1,17 @@
 """Stage `pool`: two engines on two cards as one pool, under streamed chats. One is killed and comes back.
 
 First prefix-cache hits of a pool that places each call at random (`random_routes`). Then adapters, which this module
-commits as the trainer: the sessions' engines, prefix-cache hits with affinity and of one engine, swaps under load,
-`kill -9` of the first engine, a swap while it is out, its return. Then full weights over disk, which roll through the
-pool: two versions of a trainer whose step is noise, the pin of each in turn, `kill -9` of the second engine, its
-return. Afterwards recorded log-probs are compared with plain passes under each token's version.
+commits as the trainer: the sessions' engines, prefix-cache hits with affinity and of one engine (the other is drained),
+swaps under load, `kill -9` of the first engine, a swap while it is out, its return. Then full weights over disk, which
+roll through the pool: two versions of a trainer whose step is noise, the pin of each in turn, `kill -9` of the second
+engine, its return. Afterwards recorded log-probs are compared with plain passes under each token's version.
+
+Weights by NCCL need a third card, for the trainer: NCCL takes no two ranks on one. `node_check.sh --gpus 4 --engines 2`
+sends them.
 
 Each step prints its figures as it ends. A step that fails is named, and its part ends.
 """
 
-import itertools
 import json
 import shutil
 import sys
@@ -24,9 +26,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.chat_load import Reply
 from benchmarks.many_users import commit
-from gpu import foreign, full_load, load, models, pool_hits
+from gpu import foreign, full_load, load, models, pool_chats, pool_hits
 from gpu.engine_process import EngineProcess, start_engine
 from gpu.host import SglangHost
 from gpu.node_load import Load
@@ -118,8 +119,8 @@ class Part:
     def slow(self) -> float:
         return 4.0 if self.pool.host.is_tiny else 1.0
 
-    def killed(self, number: int, meanwhile: Callable[[], None]) -> None:
-        """SIGKILL an engine; start it again after `meanwhile`, and wait until it serves."""
+    def killed(self, number: int, meanwhile: Callable[[], None]) -> list[str]:
+        """SIGKILL an engine; start it again after `meanwhile`, and wait until it serves. Return the findings."""
         name = f"kill of engine {number + 1}"
         running = [engine["running"] for engine in self.server.status()["engines"]]
         with self.window(name):
@@ -132,12 +133,15 @@ class Part:
             self.pool.start_again(number)
             back_s = self.wait("the engine is back", lambda now: now["engines"][number]["is_in"], BACK_S)
             took_s = round(time.monotonic() - began, 1)
-            time.sleep(CALM_S)
+            calls = self.server.status()["engines"][number]["calls"]
+            time.sleep(CALM_S * self.slow)
         engines = self.server.status()["engines"]
         self.note(name, {
             "calls on each engine before": running, "out after s": out_s, "start_s": self.pool.engines[number].start_s,
-            "back after it answered s": back_s, "back after its start s": took_s, "engines after": engines,
+            "back after it answered s": back_s, "back after its start s": took_s, "calls then": calls,
+            "engines after": engines,
         })  # fmt: skip
+        return pool_chats.killed_findings(name, running[number], engines[number]["calls"] - calls)
 
 
 def run(host: SglangHost, data_dir: Path) -> Figures:
@@ -186,8 +190,9 @@ def _part(
             finally:
                 with suppress(AssertionError):  # the chats have not begun
                     part.load.stop(60)
-                part.note("chats", chats := figures_of(part.load.replies, part.windows))
+                part.note("chats", chats := pool_chats.figures_of(part.load.replies, part.windows))
             found += [f"{name}: refused or cut: {chats['refused or cut']}"] * bool(chats["refused or cut"])
+            found += [] if host.is_tiny else [f"{name}: {one}" for one in pool_chats.roll_findings(chats)]
             status = server.status()
             part.note("counts", {key: n for key, n in status["scoring"]["counts"].items() if "engine" in key})
             found += [f"{name}: problem: {one}" for one in status["problems"]]
@@ -228,6 +233,8 @@ def _adapters(part: Part, folders: Sequence[Path], hits: Figures) -> list[str]:
     part.note("homes", stayed := pool_hits.homes(server))
     talks = _talks(part.pool.host, server.url)
     hits["with affinity"] = talks.run("kept")
+    with _drained(part, 1):  # while no load takes its cache, as in the other two
+        hits["one engine"] = talks.run("one")
     part.note("prefix-cache hits", hits)
     part.load.start()
     time.sleep(CALM_S)
@@ -235,21 +242,28 @@ def _adapters(part: Part, folders: Sequence[Path], hits: Figures) -> list[str]:
         _swap_adapter(part, folders[number], f"swap {number + 1}")
         time.sleep(BETWEEN_S)
 
-    def with_one_engine() -> None:
-        hits["one engine"] = talks.run("one")
-        part.note("prefix-cache hits", hits)
-        _swap_adapter(part, folders[SWAPS], "swap with one engine")
-
-    part.killed(0, with_one_engine)
+    found = part.killed(0, lambda: _swap_adapter(part, folders[SWAPS], "swap with one engine"))
     part.load.stop(60)
     time.sleep(CALM_S)
     held = [sorted(_adapters_of(url)) for url in part.pool.urls]
     part.note("adapters of each engine", held)
     part.note("log-probs", looked := _explained(part))
-    found = pool_hits.findings(hits) + foreign.findings(looked)
+    found += pool_hits.findings(hits) + foreign.findings(looked)
     found += [f"a session changed its engine: {stayed}"] * bool(stayed["sessions that changed engine"])
     serving = f"policy-v{server.status()['serving']}"
     return found + [f"{serving} is not on every engine: {held}"] * (not all(serving in names for names in held))
+
+
+@contextmanager
+def _drained(part: Part, number: int) -> Iterator[None]:
+    """Take an engine out of the pool inside the block, and wait behind it until the engine is back."""
+    path = f"/v1/admin/engines/{number + 1}"
+    part.server.admin("POST", path, {"drained": True})
+    try:
+        yield
+    finally:
+        part.server.admin("POST", path, {"drained": False})
+        part.wait("the drained engine is back", lambda now: now["engines"][number]["is_in"], BACK_S)
 
 
 def _swap_adapter(part: Part, adapter: Path, what: str) -> None:
@@ -309,21 +323,28 @@ def _full(part: Part) -> list[str]:
     for number in range(host.full_swaps):
         time.sleep(BETWEEN_S)
         _pin(part, full_load.MADE - 1 + number % 2, f"pin {number + 1}")
-    part.killed(1, lambda: None)
+    found = part.killed(1, lambda: None)
+    serving, returned = server.status()["serving"], _held(part.pool)  # before another push hides what it took
+    found += [f"after its return the engines hold {returned}, not {serving}"] * (returned != [str(serving)] * ENGINES)
     _pin(part, 0, "pin of the base")
     part.load.stop(60)
-    held = [httpx.get(f"{url}/model_info", timeout=20).json()["weight_version"] for url in part.pool.urls]
-    part.note("weight version of each engine", held)
+    held = _held(part.pool)
+    part.note("weight version of each engine, after the return and at the end", [returned, held])
     swaps = events(server.data_dir / "server.log", "weights_swapped")
     part.note("phases of each swap, s", full_load.swap_phases(server.data_dir / "server.log"))
     versions = {row["weight_version"]: row for row in server.status()["versions"]}
     looked = full_load.recorded(host, server.data_dir, server.turns(limit=full_load.SCORED_TURNS), versions)
     part.note("recorded", looked)
-    found = [f"a rolling swap held chats for {one['held_s']} s" for one in swaps if one["held_s"] > HELD_MOST_S]
+    found += [f"a rolling swap held chats for {one['held_s']} s" for one in swaps if one["held_s"] > HELD_MOST_S]
+    found += [f"only {len(swaps)} swaps"] * (len(swaps) < full_load.MADE)
     found += [f"the engines hold {held}, not the pinned base"] * (held != ["0"] * ENGINES)
     scored = looked["log-probs against fp32 under each token's version"]
     found += [f"{name}: {row}" for name, row in scored.items() if "before" not in name and row["mean_abs"] > FAR]
     return found
+
+
+def _held(pool: Pool) -> list[str]:
+    return [str(httpx.get(f"{url}/model_info", timeout=20).json()["weight_version"]) for url in pool.urls]
 
 
 FAR = 0.1
@@ -335,36 +356,3 @@ def _pin(part: Part, version: int, what: str) -> None:
         part.server.admin("POST", "/v1/admin/pin", {"weight_version": version})
         took_s = part.wait("it serves", lambda now: now["serving"] == version, SERVES_S)
     part.note(what, {"version": version, "serves after s": took_s})
-
-
-# -- the chats ---------------------------------------------------------------------------------------------------------
-
-
-def figures_of(replies: Sequence[Reply], windows: dict[str, tuple[float, float]]) -> Figures:
-    """Return the chats' figures: in all, in the calm, and the longest waits over each event."""
-    errors: dict[str, int] = {}
-    for reply in replies:
-        if reply.error:
-            errors[reply.error[:200]] = errors.get(reply.error[:200], 0) + 1
-    waits = [wait for reply in replies for wait in waits_of(reply)]
-    calm = [end - begin for begin, end, _ in waits if not any(begin < b and end > a for a, b in windows.values())]
-    figures: Figures = {"replies": len(replies), "refused or cut": errors}
-    figures["longest wait for a token in the calm, p50/p99/max s"] = [*load.p50_p99(calm), _most(calm)]
-    for name, (a, b) in windows.items():
-        over = [(end - begin, is_first) for begin, end, is_first in waits if begin < b and end > a]
-        figures[name] = {
-            "chats": sum(reply.started < b and (reply.token_times or [reply.started])[-1] > a for reply in replies),
-            "longest gap s": _most([wait for wait, is_first in over if not is_first]),
-            "longest first token s": _most([wait for wait, is_first in over if is_first]),
-        }
-    return figures
-
-
-def waits_of(reply: Reply) -> list[tuple[float, float, bool]]:
-    """Return begin and end of the wait for each token, and whether it is the first one."""
-    times = [reply.started, *reply.token_times]
-    return [(a, b, at == 0) for at, (a, b) in enumerate(itertools.pairwise(times))]
-
-
-def _most(values: Sequence[float]) -> float:
-    return round(max(values, default=0.0), 3)

@@ -38,10 +38,10 @@ def events(server_log: Path, name: str) -> list[dict[str, Any]]:
 
 
 def held(server_log: Path) -> list[tuple[float, float]]:
-    """Return the wall-clock intervals in which the server held chats for a push of weights."""
-    pushes = events(server_log, "weights_received")
+    """Return the wall-clock intervals in which the server held chats for new weights; a roll holds nobody."""
+    pushes = [*events(server_log, "weights_received"), *events(server_log, "weights_swapped")]
     ends = [datetime.fromisoformat(event["timestamp"]).timestamp() for event in pushes]
-    return [(end - event["held_s"], end) for event, end in zip(pushes, ends, strict=True)]
+    return [(end - event["held_s"], end) for event, end in zip(pushes, ends, strict=True) if event["held_s"] > 0]
 
 
 def audit(data_dir: Path) -> list[str]:

@@ -38,7 +38,8 @@ def launch_parser() -> argparse.ArgumentParser:
     add("--actor-tp", type=int, help="tensor-parallel size of Megatron; unset: what CP and PP leave (TP)")
     add("--actor-cp", type=int, default=1, help="context-parallel size: GPUs that share one sequence (CP)")
     add("--actor-pp", type=int, default=1, help="pipeline-parallel size: stages of layers (PP)")
-    add("--engine-tp", type=int, default=2, help="GPUs of one policy engine")
+    add("--rollout-engines", type=int, default=1, help="policy engines that share --rollout-gpus, as a pool")
+    add("--engine-tp", type=int, help="GPUs of one policy engine; unset: --rollout-gpus divided among the engines")
     add("--prm-tp", type=int, default=2, help="GPUs of one PRM engine")
     add("--batch-size", type=int, default=16, help="samples of one update")
     add("--learning-rate", type=float, default=1e-5)
@@ -63,7 +64,7 @@ def launch_parser() -> argparse.ArgumentParser:
     add("--prm-max-new-tokens", type=int, default=4096)
     add("--top-k", type=int, default=0, help="distil over the teacher's top k; 0: over the sampled tokens")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="one more setting of the server")
-    add("--push", choices=PUSHES, default="nccl", help="how weights reach the engine; disk: both sides see --data-dir")
+    add("--push", choices=PUSHES, help="how weights reach the engines; unset: nccl to one, disk to several (PUSH)")
     add("--share-gpus", action="store_true", help="every part begins at GPU 0, for a check on one card")
     add("--prm-beside-engine", action="store_true", help="both engines begin at one GPU, for a check on two cards")
     add(

@@ -25,6 +25,7 @@ LOSS = "slime/backends/megatron_utils/loss.py"
 DATA = "slime/backends/megatron_utils/data.py"
 CONTEXT_PARALLEL = "slime/backends/megatron_utils/cp_utils.py"
 GROUPS = "slime/utils/distributed_utils.py"
+DISK_PUSH = "slime/backends/megatron_utils/update_weight/update_weight_from_disk.py"
 NCCL_PUSH = "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py"
 
 
@@ -109,10 +110,16 @@ LINES = (
         "the engine may get another version's number",
     ),
     Line(
-        GROUP,
-        "RayTrainGroup.update_weights",
-        "weight_version = self._disk_weight_version + 1",
-        "the engine may get another version's number",
+        DISK_PUSH,
+        "UpdateWeightFromDisk.update_weights",
+        "self.weight_version += 1",
+        "the folder may have another version's number",
+    ),
+    Line(
+        DISK_PUSH,
+        "UpdateWeightFromDisk.update_weights",
+        "f'weight_v{self.weight_version:06d}'",
+        "the server may look for a version in another folder",
     ),
     Line(
         GROUP,
@@ -221,6 +228,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "slime/backends/megatron_utils/data.py": "581ed42c5bd2",
         "slime/backends/megatron_utils/initialize.py": "3c858fb92571",
         "slime/backends/megatron_utils/cp_utils.py": "01cc3c6cfa35",
+        "slime/backends/megatron_utils/update_weight/update_weight_from_disk.py": "431c86f1afb4",
         "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py": "8f1c0132395f",
         "slime/backends/sglang_utils/sglang_engine.py": "bca020ccc5f5",
         "slime/backends/sglang_utils/external.py": "06d3e561bed3",

@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -45,15 +46,18 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     parser.add_argument("--checkpoint-minutes", type=float, default=30.0, help="of a step that is on no disk, at most")
     parser.add_argument("--start-timeout-s", type=float, default=START_TIMEOUT_S, help="time for Ray and Megatron")
     parser.add_argument("--keep-checkpoints", type=int, default=2, help="of Megatron's")
-    parser.add_argument("--push", choices=("nccl", "disk"), default="nccl", help="how weights reach the engine")
+    parser.add_argument("--push", choices=("nccl", "disk"), default="nccl", help="how weights reach the engines")
     parser.add_argument("--ray-address", help="a running Ray cluster; a local Ray of our own when unset")
     return parser.parse_args(words[:cut]), words[cut + 1 :]
 
 
-def engine_arguments(url: str, push: str, data: DataDir) -> list[str]:
-    """Return slime's arguments for the engine's address and the way of the weights."""
-    by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(data.push)]
-    return ["--rollout-external-engine-addrs", url, *(by_disk if push == "disk" else [])]
+def engine_arguments(urls: Sequence[str], folder: Path | None) -> list[str]:
+    """Return slime's arguments for the engines' addresses and the way of the weights. folder: for weights by disk."""
+    if folder is None:
+        return ["--rollout-external-engine-addrs", *urls]
+    # slime writes no weights where it knows no engine. The server gives them to the engines, so one is enough.
+    by_disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(folder)]
+    return ["--rollout-external-engine-addrs", urls[0], *by_disk]
 
 
 def _base_of(slime_arguments: Sequence[str]) -> str:
@@ -69,11 +73,11 @@ def _server(data: DataDir) -> tuple[str, str]:
         raise TrainerError(f"--data-dir {data.root}: no server runs there ({error})") from error
 
 
-def _started(client: TrainerClient, checkpoints: Checkpoints, stop: threading.Event) -> Started:
-    """Report the start and the checkpoints on disk to the server, and wait while it is away."""
+def _started(client: TrainerClient, checkpoints: Checkpoints, stop: threading.Event, *, by_disk: bool) -> Started:
+    """Report the start and the checkpoints on disk to the server, and wait while it, or every engine, is away."""
     while True:
         try:
-            return client.start(TRAINER, checkpoints.whole_fences())
+            return client.start(TRAINER, checkpoints.whole_fences(), writes_files=by_disk)
         except ServerGone:
             if stop.wait(ASK_AGAIN_S):
                 raise
@@ -112,13 +116,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             every_s=60 * ours.checkpoint_minutes,
             keep=ours.keep_checkpoints,
         )
-        started = _started(client, checkpoints, stop)
-        config = NodeConfig(url=url, token=token, trainer=started.trainer, method=started.method)
+        started = _started(client, checkpoints, stop, by_disk=ours.push == "disk")
+        # A folder for each driver: an engine that comes back may be reading what the one before has written.
+        folder = f"{data.push.name}/{secrets.token_hex(4)}" if ours.push == "disk" else None
+        config = NodeConfig(
+            url=url,
+            token=token,
+            trainer=started.trainer,
+            method=started.method,
+            push_folder=folder,
+            engines=len(started.engine_urls),
+        )
         arguments = [
             *slime_arguments,
             *checkpoints.save_arguments(),
             *checkpoints.load_arguments(started.tip, _base_of(slime_arguments)),
-            *engine_arguments(started.engine_url, ours.push, data),
+            *engine_arguments(started.engine_urls, None if folder is None else data.root / folder),
         ]
         from openclaw_slime.slime_node import SlimeNode  # Ray, slime and Megatron: seconds to import
 

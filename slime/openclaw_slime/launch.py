@@ -180,6 +180,8 @@ def _untried_notes(options: NodeOptions) -> Iterator[str]:
     """Yield a note for each part of the options that never ran on a card."""
     if options.optimizer_on_cpu:
         yield "the optimizer's state on the CPU has never run on a card here; OPTIMIZER=gpu is what our runs used"
+    if (engines := options.layout.rollout_engines) > 1:
+        yield f"{engines} policy engines under slime's driver have never run on cards here"
     if options.precision == "fp8":
         yield "training in fp8 has never run on a card here; watch `fresh_abs_log_ratio` and the alert log_probs_differ"
 
@@ -256,7 +258,8 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         actor_tp=_actor_tp(given),
         context_parallel=given.actor_cp,
         pipeline_parallel=given.actor_pp,
-        engine_tp=given.engine_tp,
+        rollout_engines=given.rollout_engines,
+        engine_tp=_engine_tp(given),
         prm_tp=given.prm_tp,
         actor_nodes=given.actor_nodes,
         is_shared=given.share_gpus,
@@ -293,7 +296,7 @@ def _plan_of(given: argparse.Namespace, *, redraw_port: bool = False) -> Plan:
         temperature=given.temperature,
         max_tokens_per_gpu=given.max_tokens_per_gpu,
         context_length=given.context_length,
-        push=given.push,
+        push=given.push or ("nccl" if given.rollout_engines == 1 else "disk"),
         precision=given.train_precision,
         card_gb=given.gpu_gb,
         has_transformer_engine=not given.no_transformer_engine,
@@ -311,6 +314,13 @@ def _actor_tp(given: argparse.Namespace) -> int:
         return int(given.actor_tp)
     others = given.actor_cp * given.actor_pp
     return max(1, given.actor_gpus // others) if others > 0 else 1  # the layout refuses the others
+
+
+def _engine_tp(given: argparse.Namespace) -> int:
+    """Return the GPUs of one policy engine: the given number, else its part of the GPUs that serve."""
+    if given.engine_tp is not None:
+        return int(given.engine_tp)
+    return int(given.rollout_gpus // given.rollout_engines) if given.rollout_engines > 0 else 1  # the layout refuses
 
 
 def _is_one(judge: str | None, policy: str) -> bool:

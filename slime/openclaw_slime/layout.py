@@ -2,6 +2,8 @@
 
     8 GPUs:  actor 0–3 (TP 4)   rollout 4–5 (one engine, TP 2)   prm 6–7 (one engine, TP 2)
 
+The GPUs that serve may be divided among several engines of one size, which the server uses as a pool.
+
 With `actor_nodes`, other nodes of a Ray cluster train, and all GPUs of this one serve.
 
 A layout that cannot work is refused before the first process starts; the reason names the script's variables.
@@ -31,6 +33,8 @@ class Layout:
     """GPUs that share one sequence."""
     pipeline_parallel: int = 1
     """Stages of layers."""
+    rollout_engines: int = 1
+    """Policy engines, which share `rollout_gpus`."""
     engine_tp: int = 2
     """GPUs of one policy engine."""
     prm_tp: int = 2
@@ -43,7 +47,7 @@ class Layout:
     """The PRM begins at the policy engine's first GPU: for a check on two cards, where NCCL sends the weights."""
 
     def __post_init__(self) -> None:
-        needed = ["num_gpus", "actor_gpus", "rollout_gpus", *VARIABLES, "engine_tp"]
+        needed = ["num_gpus", "actor_gpus", "rollout_gpus", "rollout_engines", *VARIABLES, "engine_tp"]
         for name in needed + ["prm_tp"] * (self.prm_gpus > 0):
             if getattr(self, name) < 1:
                 variable = VARIABLES.get(name, name.upper())
@@ -60,10 +64,10 @@ class Layout:
             named = " + ".join(f"{name} {count}" for name, count in parts.items() if count)
             raise SettingsError(f"{named} = {used}, but NUM_GPUS is {self.num_gpus}")
         self._check_parallel()
-        if self.rollout_gpus != self.engine_tp:
+        if self.rollout_gpus != self.rollout_engines * self.engine_tp:
             raise SettingsError(
-                f"ROLLOUT_GPUS {self.rollout_gpus} must be one engine of ENGINE_TP {self.engine_tp} GPUs: the proxy "
-                "drives one policy engine"
+                f"ROLLOUT_GPUS {self.rollout_gpus} must be ROLLOUT_ENGINES {self.rollout_engines} × ENGINE_TP "
+                f"{self.engine_tp}: each engine has GPUs of its own"
             )
         if self.prm_gpus and self.prm_gpus % self.prm_tp:
             raise SettingsError(f"PRM_GPUS {self.prm_gpus} is no multiple of PRM_TP {self.prm_tp}")
@@ -112,7 +116,8 @@ class Layout:
         sizes = {"TP": self.actor_tp, "CP": self.context_parallel, "PP": self.pipeline_parallel}
         megatron = ", ".join(["Megatron", *(f"{name} {size}" for name, size in sizes.items())])
         megatron += f", DP {self.data_parallel}"
-        rows = [self._row("rollout", self.rollout_gpus, f"SGLang, one engine of TP {self.engine_tp}")]
+        engines = "one engine" if self.rollout_engines == 1 else f"{self.rollout_engines} engines"
+        rows = [self._row("rollout", self.rollout_gpus, f"SGLang, {engines} of TP {self.engine_tp}")]
         if self.prm_gpus:
             rows.append(self._row("prm", self.prm_gpus, f"SGLang, {self.prm_gpus // self.prm_tp} × TP {self.prm_tp}"))
         if self.actor_nodes:

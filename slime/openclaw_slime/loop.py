@@ -62,7 +62,9 @@ class Node(Protocol):
         """
         ...
 
-    def push(self, weight_version: int, timeout_s: float) -> None: ...
+    def push(self, weight_version: int, timeout_s: float) -> None:
+        """Send the weights to the engines, or write them where `NodeConfig.folder_of` says."""
+        ...
 
     def save(self, iteration: int) -> None: ...
 
@@ -103,8 +105,8 @@ class NodeLoop:
 
     def turn(self) -> int | None:
         """Poll once, and make one step if a batch is ready. Return the new version, or None without one."""
-        self._follow_tip()
-        if self._due.is_too_far:
+        is_sent = self._follow_tip()
+        if self._due.is_too_far or not is_sent:  # steps that the engines do not get make the replies of today stale
             self._session.stop.wait(self._session.wait_s)
             return None
         lease = self._session.take(most=self._node.batch_size)  # slime trims what is more
@@ -117,15 +119,18 @@ class NodeLoop:
             self._follow_tip()
         return version
 
-    def _follow_tip(self) -> None:
-        """Send the weights if the engine lacks them, then write a checkpoint that is due. Raises StartAgain."""
+    def _follow_tip(self) -> bool:
+        """Send the weights if the engines lack them, then write a checkpoint that is due. Raises StartAgain.
+
+        Returns False if the server wants the weights, and cannot take them now.
+        """
         tip = self._client.tip()
         self._check(tip)
-        if tip.wants_push:
-            self._push()
+        is_sent = not tip.wants_push or self._push()
         # The checkpoint comes after the push: chats get the new weights first.
         if self._due.is_now:
             self._save()
+        return is_sent
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
@@ -230,14 +235,24 @@ class NodeLoop:
         """Raise StartAgain if Megatron does not hold the tip, or if the engine started again."""
         if tip.weight_version != self._held:
             raise StartAgain(f"the tip is version {tip.weight_version}, and Megatron holds {self._held}")
-        if tip.engine != self._engine:  # the NCCL group died with the old engine
+        if tip.engine != self._engine:  # the NCCL group died with the old engine, or another one waits outside it
             self._save()
-            raise StartAgain("the engine was started again")
+            raise StartAgain("the engines to send weights to are others now")
 
-    def _push(self) -> None:
-        """Send the held weights to the engine, if this version may serve. Raises StartAgain when the push failed."""
+    def _push(self) -> bool:
+        """Send the held weights to the engines. Return False if the server does not take this version now.
+
+        Raises StartAgain when the push failed.
+        """
         try:
-            send_weights(self._client, self._node, self._held, report=self._session.report)
+            return send_weights(
+                self._client,
+                self._node,
+                self._held,
+                folder=self._config.folder_of(self._held),
+                engines=self._config.engines,
+                report=self._session.report,
+            )
         except PushFailed as error:
             raise StartAgain(str(error)) from error
 

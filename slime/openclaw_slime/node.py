@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.settings import AnyMethodSettings, TrainerSettings
@@ -23,8 +23,16 @@ class NodeConfig(BaseModel):
     token: SecretStr
     trainer: TrainerSettings
     method: AnyMethodSettings
+    push_folder: str | None = None
+    """Folder, relative to the data directory, that this driver writes weights into; None: it sends them by NCCL."""
+    engines: int = Field(default=1, ge=1)
+    """Number of engines that a push reaches."""
     heartbeat: str | None = None
     """Name of the actor that counts the step's progress (`heartbeat`)."""
+
+    def folder_of(self, weight_version: int) -> str | None:
+        """Return the folder that slime writes this version into, relative to the data directory; None: by NCCL."""
+        return None if self.push_folder is None else f"{self.push_folder}/weight_v{weight_version:06d}"
 
     def attach(self, args: Namespace) -> None:
         args.openclaw = self

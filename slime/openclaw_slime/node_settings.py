@@ -35,6 +35,7 @@ _SET_BY = {
     "method.name": "--method",
     "server.port": "PORT",
     "engine.kind": "the node: its engine is SGLang",
+    "engine.replicas": "ROLLOUT_ENGINES",
     "trainer.kind": "the node: its trainer is slime",
     "training.weights": "the node: it trains full weights",
     "trainer.micro_batch_tokens": "MAX_TOKENS_PER_GPU",
@@ -48,7 +49,7 @@ INERT: Mapping[str, str] = {
         for name in ("device", "threads", "cache_tokens", "prefill_chunk")
     },
     "engine.url": "the server starts the policy's SGLang itself",
-    **{f"engine.{name}": "the driver sends its weights to one engine" for name in ("urls", "replicas")},
+    "engine.urls": "the server starts the policy's SGLangs itself (ROLLOUT_ENGINES)",
     "model.gguf_file": "Megatron starts from the safetensors of HF_CKPT",
     "method.ema_decay": "only the local trainer writes the teacher that it is for",
     **{f"policies.{name}": "full weights have one policy" for name in ("mode", "start", "loaded")},
@@ -158,6 +159,8 @@ def server_values(options: NodeOptions, server: ServerOptions, engine_python: st
         values["trainer.kl_coef"] = options.kl_coef
     if engine_python is not None:
         values["engine.python"] = engine_python
+    if layout.rollout_engines > 1:
+        values["engine.replicas"] = layout.rollout_engines
     if layout.engine_tp > 1:
         values["engine.args"] = f'["--tp", "{layout.engine_tp}"]'
     if server.judge == "llm":

@@ -42,11 +42,9 @@ class Ray(Protocol):
 class SlimeNode:
     """slime as the loop drives it: train, push, save."""
 
-    def __init__(
-        self, group: Any, manager: Any, ray: Ray, *, batch_size: int, by_disk: bool = False, heart: Any = None
-    ) -> None:
+    def __init__(self, group: Any, manager: Any, ray: Ray, *, batch_size: int, heart: Any = None) -> None:
         """heart: a handle of `heartbeat.Heartbeat`, to which the ranks send beats."""
-        self._group, self._manager, self._ray, self._by_disk, self._heart = group, manager, ray, by_disk, heart
+        self._group, self._manager, self._ray, self._heart = group, manager, ray, heart
         self._beats = 0
         self.batch_size = batch_size
 
@@ -85,8 +83,7 @@ class SlimeNode:
             group, _ = create_training_models(args, groups, manager, actor_cls=PolicyActor)
             if resumed is not None:
                 ray.get(manager.load.remote(resumed))
-            by_disk = args.update_weight_transport == "disk"
-            yield cls(group, manager, ray, batch_size=args.global_batch_size, by_disk=by_disk, heart=heart)
+            yield cls(group, manager, ray, batch_size=args.global_batch_size, heart=heart)
             with suppress(Exception):  # the process ends either way
                 ray.get(manager.dispose.remote(), timeout=DISPOSE_S)
             finish_tracking(args)
@@ -124,7 +121,7 @@ class SlimeNode:
         return self._beats != before
 
     def push(self, weight_version: int, timeout_s: float) -> None:
-        transfer(self._group, self._ray, weight_version, by_disk=self._by_disk, timeout_s=timeout_s)
+        transfer(self._group, self._ray, weight_version, timeout_s=timeout_s)
 
     def save(self, iteration: int) -> None:
         self._group.save_model(iteration, force_sync=True)

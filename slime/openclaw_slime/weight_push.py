@@ -1,6 +1,8 @@
-"""Push of the held weights from Megatron to the policy's engine: begin at the server, transfer, end at the server.
+"""Push of the held weights from Megatron to the policy's engines: begin at the server, transfer, end at the server.
 
-The server's half is `openclaw_rl.publishing.weight_push`: between begin and end it holds the chats.
+The server's half is `openclaw_rl.publishing.weight_push`. By NCCL, the transfer goes to all engines at once, and the
+server holds the chats between begin and end. By disk, the transfer writes a folder, and the server gives it to the
+engines.
 """
 
 import logging
@@ -14,7 +16,11 @@ from openclaw_slime.outcome import reason_of
 log = logging.getLogger(__name__)
 
 PUSH_DEADLINE_S = 90.0
-"""Deadline of one push: less than the server holds chats (`engine.hold_s`)."""
+"""Deadline of one transfer by NCCL: less than the server holds chats (`engine.hold_s`)."""
+FILES_DEADLINE_S = 600.0
+"""Deadline of the files of one version. No chat waits for them."""
+SWAP_S = 120.0
+"""Longest time of an engine to take a version, beyond its transfer."""
 
 
 class PushFailed(TrainerError):
@@ -22,45 +28,53 @@ class PushFailed(TrainerError):
 
 
 class Sender(Protocol):
-    """The part of the node that sends its weights to the engine."""
+    """The part of the node that sends its weights to the engines, or writes them into a folder."""
 
     def push(self, weight_version: int, timeout_s: float) -> None: ...
 
 
-def send_weights(client: TrainerClient, node: Sender, version: int, *, report: Callable[[str], None]) -> None:
-    """Push the version, unless the server refuses that it serves. Raises PushFailed.
+def send_weights(
+    client: TrainerClient,
+    node: Sender,
+    version: int,
+    *,
+    folder: str | None = None,
+    engines: int = 1,
+    report: Callable[[str], None],
+) -> bool:
+    """Push the version. Return False if the server refuses that it serves now. Raises PushFailed.
 
-    report: tells the server that a transfer failed.
+    folder: the one that `node` writes; None: it sends. engines: their number. report: tells the server that a transfer
+    failed.
     """
+    deadline_s = PUSH_DEADLINE_S if folder is None else FILES_DEADLINE_S
     try:
-        client.push_begin(version, deadline_s=PUSH_DEADLINE_S)
+        client.push_begin(version, deadline_s=deadline_s, folder=folder)
     except CommitRefused as error:
         log.warning("version %d is not to be sent: %s", version, error)
-        return
+        return False
     failure = None
     try:
-        node.push(version, PUSH_DEADLINE_S / 2)
+        node.push(version, deadline_s / 2)
     except Exception as error:
         failure = error
         report(reason_of(error, f"version {version} was not sent: "))
     try:
-        client.push_end(version, None if failure is None else reason_of(failure))
+        client.push_end(version, None if failure is None else reason_of(failure), wait_s=SWAP_S * engines)
     except TrainerError as error:
-        raise PushFailed(f"version {version} was not taken by the engine: {error}") from failure or error
+        raise PushFailed(f"version {version} was not taken by the engines: {error}") from failure or error
     if failure is not None:
         raise PushFailed(f"version {version} was not sent: {failure!r}") from failure
     log.info("version %d serves", version)
+    return True
 
 
-def transfer(group: Any, ray: Any, weight_version: int, *, by_disk: bool, timeout_s: float) -> None:
-    """Let slime's ranks send the weights under the ledger's number, as `RayTrainGroup.update_weights` does.
+def transfer(group: Any, ray: Any, weight_version: int, *, timeout_s: float) -> None:
+    """Let slime's ranks send the weights under the ledger's number, or write them into the folder of that number.
 
-    By disk that method itself is called: it counts versions on its own and has no deadline but the server's.
+    It is the first half of `RayTrainGroup.update_weights`. By disk, the second half would give the folder to the
+    engines, which the server does.
     """
     workers = group._actor_handlers
     ray.get([worker.name_next_push.remote(weight_version) for worker in workers], timeout=timeout_s)
-    if by_disk:
-        group._disk_weight_version = weight_version - 1
-        group.update_weights()
-        return
     ray.get([worker.update_weights.remote() for worker in workers], timeout=timeout_s)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.data_dir import DataDir
 from openclaw_rl.trainer_protocol import SampleBody, Tip
 from openclaw_rl.types import WeightKind
 from openclaw_slime.arguments import HOOKS, QWEN3_4B, NodeOptions, slime_arguments
@@ -75,7 +74,7 @@ def test_every_argument_is_known(slime, megatron, transformer_engine):
             words = slime_arguments(replace(options, precision="bf16"), {**QWEN3_4B, **change})
             ours |= {word for word in words if word.startswith("--")}
     checkpoints, tip = Checkpoints(Path("D")), Tip(weight_version=0, kind=WeightKind.FULL, base_hash="b", folder=None)
-    ours |= {"--ckpt-step", *(word for word in engine_arguments("u", "disk", DataDir(Path("D"))) if word[:2] == "--")}
+    ours |= {"--ckpt-step", *(word for word in engine_arguments(["u"], Path("D")) if word[:2] == "--")}
     ours |= {word for word in checkpoints.save_arguments() + checkpoints.load_arguments(tip, "CK") if word[:2] == "--"}
     sources = [slime / "slime/utils/arguments.py", *(slime / "slime/backends").rglob("arguments.py")]
     known = set().union(*(flags_of(path.read_text()) for path in sources))

@@ -40,6 +40,43 @@ def test_the_layout_follows_the_variables():
     assert "CUDA_VISIBLE_DEVICES=2,3,4,5" in done.stdout
 
 
+def test_several_policy_engines_are_a_pool_whose_weights_go_by_disk():
+    variables = {"HF_CKPT": "C", "ROLLOUT_GPUS": "2", "ROLLOUT_ENGINES": "2"}
+    done = launch(SCRIPTS["openclaw_combine"], "--dry-run", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "GPU 4–5   rollout  SGLang, 2 engines of TP 1" in done.stdout
+    assert "--set engine.replicas=2" in done.stdout
+    assert "engine.args" not in done.stdout
+    driver = done.stdout.partition("\ndriver\n")[2]
+    assert "--push disk" in driver
+    assert "--rollout-num-gpus-per-engine 1" in driver
+    assert "note: 2 policy engines under slime's driver have never run on cards here" in done.stdout
+    by_nccl = launch(SCRIPTS["openclaw_combine"], "--dry-run", **variables, PUSH="nccl")
+    assert "--push nccl" in by_nccl.stdout
+    larger = launch(
+        SCRIPTS["openclaw_combine"],
+        "--dry-run",
+        **{**variables, "ROLLOUT_GPUS": "4", "PRM_GPUS": "0"},
+        PRM_URL="http://j/v1",
+    )
+    assert "SGLang, 2 engines of TP 2" in larger.stdout
+    assert """'engine.args=["--tp", "2"]'""" in larger.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"ROLLOUT_GPUS": "3", "ROLLOUT_ENGINES": "2", "PRM_GPUS": "1"}, "ROLLOUT_GPUS 3 must be ROLLOUT_ENGINES 2 × "),
+        ({"ROLLOUT_ENGINES": "2", "ENGINE_TP": "2"}, "ROLLOUT_GPUS 2 must be ROLLOUT_ENGINES 2 × ENGINE_TP 2: each"),
+        ({"ROLLOUT_ENGINES": "0"}, "ROLLOUT_ENGINES is 0; at least 1 is needed"),
+    ],
+)
+def test_engines_that_the_gpus_cannot_be_divided_among_are_refused(variables, says):
+    done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {says}")
+
+
 def test_a_wrong_layout_is_one_line_and_nothing_starts():
     done = launch(SCRIPTS["openclaw_rl"], "--dry-run", HF_CKPT="C", ACTOR_GPUS="6")
     assert done.returncode == 2

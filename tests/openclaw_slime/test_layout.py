@@ -18,7 +18,9 @@ def test_the_mission_layout_uses_every_gpu_once():
     [
         ({"actor_gpus": 6}, "= 10, but NUM_GPUS is 8"),
         ({"actor_gpus": 3, "actor_tp": 2}, "ACTOR_GPUS 3 is no multiple of TP"),
-        ({"rollout_gpus": 2, "engine_tp": 1}, "one policy engine"),
+        ({"rollout_gpus": 2, "engine_tp": 1}, "ROLLOUT_GPUS 2 must be ROLLOUT_ENGINES 1 × ENGINE_TP 1"),
+        ({"rollout_engines": 3, "engine_tp": 1}, "ROLLOUT_GPUS 2 must be ROLLOUT_ENGINES 3 × ENGINE_TP 1"),
+        ({"rollout_engines": 0}, "ROLLOUT_ENGINES is 0"),
         ({"prm_gpus": 1}, "PRM_GPUS 1 is no multiple of PRM_TP 2"),
         ({"prm_gpus": -1}, "PRM_GPUS is -1"),
         ({"actor_gpus": 0}, "ACTOR_GPUS is 0"),
@@ -72,6 +74,12 @@ def test_on_two_cards_the_prm_may_begin_at_the_policy_engines():
 def test_another_split_of_the_node_stands():
     layout = Layout(actor_gpus=2, rollout_gpus=4, prm_gpus=2, actor_tp=2, engine_tp=4)
     assert "GPU 2–5   rollout" in layout.table()
+
+
+def test_the_gpus_that_serve_are_divided_among_engines():
+    layout = Layout(rollout_engines=2, engine_tp=1)
+    assert "  GPU 4–5   rollout  SGLang, 2 engines of TP 1" in layout.table()
+    assert layout.gpus("rollout") == "4,5"
 
 
 def test_where_other_nodes_train_all_of_this_one_serves():

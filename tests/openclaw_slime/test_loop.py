@@ -286,7 +286,7 @@ def test_an_engine_that_starts_again_is_met_anew_and_nothing_is_lost(run: Run) -
         run.client.tip().engine == before
     ):  # a push that comes first would be taken: the toy engine has no group to lose
         time.sleep(0.005)
-    with pytest.raises(StartAgain, match="engine was started again"):
+    with pytest.raises(StartAgain, match="engines to send weights to are others"):
         turns(driver, 100)
     run.finish()
     run.check(samples)

@@ -147,6 +147,7 @@ REFUSED = {
     "data_dir": "elsewhere",
     "server.port": "1",
     "engine.kind": "url",
+    "engine.replicas": "3",
     "engine.urls": '["http://elsewhere"]',
     "trainer.kind": "local",
 }

@@ -10,13 +10,16 @@ from pathlib import Path
 import httpx
 
 _START_S = 120.0
+_HOLDING = Path(__file__).with_name("holding_stub.py")
 
 
 class EngineProcess:
     """One stub engine. As a context manager it ends only the process that it started."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, hold: Path | None = None) -> None:
+        """hold: replies stand still while this file exists (`holding_stub`)."""
         folder.mkdir(parents=True)
+        self._program = ["-m", "openclaw_rl.testing"] if hold is None else [str(_HOLDING), str(hold)]
         self._where, self._flags, self._port = folder / "engine.json", flags, 0
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -30,7 +33,7 @@ class EngineProcess:
 
     def start(self) -> None:
         self._where.unlink(missing_ok=True)
-        argv = [sys.executable, "-m", "openclaw_rl.testing", "--port-file", str(self._where)]
+        argv = [sys.executable, *self._program, "--port-file", str(self._where)]
         argv += ["--port", str(self._port), *self._flags]
         self._process = subprocess.Popen(argv, env=os.environ | {"PYTHONSAFEPATH": "1"})
         end = time.monotonic() + _START_S

@@ -45,6 +45,7 @@ class PushWorld:
         score_base: ScoreBase | None = None,
     ) -> None:
         """gate: settings of the publisher."""
+        self.folder = folder
         self.ledger, self.engine, self.serving = (
             ledger,
             FakeEngine(pacing=Pacing(tokens_per_s=10)),
@@ -65,11 +66,12 @@ class PushWorld:
 
         async def on_start(start: Start) -> Started:
             self.pushes.give_up("started")
+            self.pushes.meet(start.writes_files)
             await ledger.revoke(trainer=start.trainer, reason="started")
             await ledger.lose_undurable("started", whole_fences=start.whole_fences)
             self.publisher.wake()
             return Started(
-                tip=await ledger.tip(), engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings()
+                tip=await ledger.tip(), engine_urls=["http://e"], trainer=TrainerSettings(), method=BinarySettings()
             )
 
         app = FastAPI()

@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any
 
 _LAUNCH = """
-import json, os, sys
+import asyncio, json, os, sys
 from pathlib import Path
+from openclaw_rl.testing import FakeEngine
 from openclaw_rl.testing.__main__ import main
 
 words = sys.argv
 port, own = words[words.index("--port") + 1], words[words.index("--stub") + 1 :]
 seen = {"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
 (Path(__file__).parent / f"{port}.json").write_text(json.dumps(seen))
+take, held = FakeEngine.update_weights, Path(__file__).parent / f"{port}.held"
+
+async def update_weights(self, *given):
+    while held.exists():
+        await asyncio.sleep(0.02)
+    await take(self, *given)
+
+FakeEngine.update_weights = update_weights
 sys.argv = ["stub", "--port", port, *own]
 main()
 """
@@ -39,6 +48,10 @@ class StubSGLang:
         (info / "METADATA").write_text("Name: sglang\nVersion: 0.5.15.post1\n")
         ours = sysconfig.get_path("purelib")
         (site / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+
+    def hold(self, url: str) -> None:
+        """Let the process of this URL take no weights, however long it lives."""
+        (self._folder / f"{url.rpartition(':')[2]}.held").touch()
 
     def seen(self, url: str) -> Any:
         """Return the `pid` and the `gpus` of the process that was started for this URL."""

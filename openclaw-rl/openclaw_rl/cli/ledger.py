@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from openclaw_rl.cli.options import ConfigOption, DataDirOption, SetOption, fail, parse_sets, settings_of, target
+from openclaw_rl.cli.options import (
+    ConfigOption,
+    DataDirOption,
+    SetOption,
+    fail,
+    one_engine,
+    parse_sets,
+    settings_of,
+    target,
+)
 from openclaw_rl.data_dir import DataDir
 from openclaw_rl.errors import OpenClawRLError
 
@@ -60,7 +69,7 @@ def replay(
     }
     overrides |= {key: value for key, value in named.items() if value is not None}
     if engine_url is not None:
-        overrides |= {"engine.kind": "url", "engine.url": engine_url}
+        overrides |= one_engine(engine_url)
     settings = settings_of(config, overrides | parse_sets(sets))
     from openclaw_rl import log
     from openclaw_rl.offline.replay import Plan

@@ -27,6 +27,7 @@ from openclaw_rl.cli.options import (
     SetOption,
     call,
     fail,
+    one_engine,
     parse_sets,
     settings_of,
     target,
@@ -127,7 +128,7 @@ def serve(
     }
     overrides.update({key: value for key, value in named.items() if value is not None})
     if engine_url is not None:
-        overrides |= {"engine.kind": "url", "engine.url": engine_url}
+        overrides |= one_engine(engine_url)
     if not learn:
         overrides["training.enabled"] = False
     overrides |= parse_sets(sets)

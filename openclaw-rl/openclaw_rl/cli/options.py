@@ -49,6 +49,11 @@ def parse_sets(sets: list[str] | None) -> dict[str, Any]:
     return overrides
 
 
+def one_engine(url: str) -> dict[str, Any]:
+    """Return the overrides of `--engine-url`: this engine alone, whatever pool the configuration names."""
+    return {"engine.kind": "url", "engine.url": url, "engine.urls": [], "engine.replicas": 1}
+
+
 def settings_of(config: Path | None, overrides: dict[str, Any]) -> settings_module.Settings:
     try:
         return settings_module.load(config, overrides)

@@ -15,6 +15,10 @@ from openclaw_rl.processes.supervisor import Child
 from openclaw_rl.settings import Settings
 from openclaw_rl.settings.base import engine_kinds
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable with the GPUs that a process sees. The server's own may name a part of the host's."""
+SLICE = "MIG-"
+"""Begin of a name there that means a slice of a card, which is divided by MIG."""
 Level = Literal["ok", "differs", "missing"]
 OnExit = Callable[[], Awaitable[None]]
 

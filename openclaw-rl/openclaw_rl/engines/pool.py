@@ -58,11 +58,10 @@ class PooledEngine:
         self._change_s, self._poll_s = change_s, poll_s
         self._adapters: dict[str, Path] = {}
         """Adapters that every engine in the pool holds."""
-        self._weights: Weights | None = None
-        """None: the weights that the engines were started with."""
+        self.weights: Weights | None = None
+        """Those that every engine has to hold; None: those of their start."""
         self._model: ModelInfo | None = None
-        self._homes: OrderedDict[str, Member] = OrderedDict()
-        self._order = count(1)
+        self._homes, self._order = OrderedDict[str, Member](), count(1)
         self._changes = asyncio.Lock()
         self._is_paused = False
 
@@ -85,7 +84,7 @@ class PooledEngine:
         tried = Tried(request.lora_path)
         while True:
             member, has_begun = self._choose(request.affinity, request.extra_key, tried), False
-            with member.call():
+            with member.call() as joins:
                 try:
                     async with aclosing(member.engine.stream(request, tap)) as events:
                         async for reply in events:
@@ -94,7 +93,7 @@ class PooledEngine:
                     tried.worked(member)
                     return
                 except (EngineGone, EngineRefused) as error:
-                    if not tried.may_go_on(member, error, self._adapters, self.members) or not self.members:
+                    if not tried.may_go_on(member, joins, error, self._adapters, self.members) or not self.members:
                         raise
                     if has_begun:
                         self._homes.pop(request.affinity or "", None)
@@ -126,6 +125,7 @@ class PooledEngine:
     ) -> Score:
         """Score on one engine. If it fails while others serve, it leaves the pool: raises EngineLeft."""
         member = next(one for one in self._members if one.engine is engine)
+        joins = member.joins
         try:
             async with asyncio.timeout(within_s):
                 return await engine.score(prompt, ids, lora_path=lora_path, extra_key=extra_key)
@@ -134,7 +134,7 @@ class PooledEngine:
                 raise
             if not isinstance(error, EngineRefused):
                 member.failed(str(error) or f"it did not answer within {within_s:g} s")
-            elif not Tried(lora_path).may_go_on(member, error, self._adapters, self.members):
+            elif not Tried(lora_path).may_go_on(member, joins, error, self._adapters, self.members):
                 raise
             raise EngineLeft(f"{member.url}: {member.fault}") from error
 
@@ -148,13 +148,13 @@ class PooledEngine:
         tried = Tried(lora_path)
         while True:
             member = self._choose(affinity, extra_key, tried)
-            with member.call():
+            with member.call() as joins:
                 try:
                     answer = await call(member.engine)
                     tried.worked(member)
                     return answer
                 except (EngineGone, EngineRefused) as error:
-                    if not tried.may_go_on(member, error, self._adapters, self.members):
+                    if not tried.may_go_on(member, joins, error, self._adapters, self.members):
                         raise
 
     def _choose(self, affinity: str | None, extra_key: str | None, tried: Container[Member]) -> Member:
@@ -211,8 +211,8 @@ class PooledEngine:
 
     def _holds(self) -> str:
         """Return the weight version of all engines; of engines that differ, a name that is no version's."""
-        if self._weights is not None:
-            return str(self._weights.weight_version)
+        if self.weights is not None:
+            return str(self.weights.weight_version)
         # Without the folder of pushed weights no engine that comes back could be given them: they are pushed again.
         return "default" if all(member.weight_version == 0 for member in self.members) else "unknown"
 
@@ -278,12 +278,12 @@ class PooledEngine:
 
     def hold_start(self, folder: Path) -> None:
         """Note the folder of the weights that the engines were started with, while all hold them."""
-        if self._weights is None and self._holds() == "default":
-            self._weights = Weights(folder, 0)
+        if self.weights is None and self._holds() == "default":
+            self.weights = Weights(folder, 0)
 
     def hold(self, weights: Weights) -> None:
         """Note the weights that an engine has to hold from now on, and place conversations anew: caches are empty."""
-        self._weights = weights
+        self.weights = weights
         self._homes.clear()
 
     @asynccontextmanager
@@ -340,7 +340,7 @@ class PooledEngine:
     async def _look(self, member: Member) -> str | None:
         """Return the engine's fault: one missed answer may be a pause, several are its end."""
         fault = await member.engine.fault()
-        member.missed = 0 if fault is None else member.missed + 1
+        member.missed, member.answers = (0, True) if fault is None else (member.missed + 1, False)
         if fault is not None and member.missed >= DOWN_AFTER:
             member.leave(fault)
             if self.members:  # its replies go on elsewhere, where it closes no connection itself
@@ -351,7 +351,7 @@ class PooledEngine:
         """Look at an engine of the pool, and take it out if it is gone or lacks what the others hold."""
         if await self._look(member) is not None or self._changes.locked():
             return
-        adapters, weights = dict(self._adapters), self._weights
+        adapters, weights = dict(self._adapters), self.weights
         try:
             async with asyncio.timeout(self._change_s):
                 is_empty = await member.lacks(adapters, weights)
@@ -360,7 +360,7 @@ class PooledEngine:
         if (
             is_empty
             and not member.is_aside
-            and (adapters, weights) == (self._adapters, self._weights)
+            and (adapters, weights) == (self._adapters, self.weights)
             and not self._changes.locked()
         ):
             member.leave(EMPTY)
@@ -382,9 +382,9 @@ class PooledEngine:
                 if self._is_paused or member.is_drained:
                     return
                 # Full weights take longer; the engine's client bounds that call.
-                async with asyncio.timeout(None if self._weights else self._change_s):
-                    await member.take(dict(self._adapters), self._weights)
-                member.is_in, member.missed = True, 0
+                async with asyncio.timeout(None if self.weights else self._change_s):
+                    await member.take(dict(self._adapters), self.weights)
+                member.come_in()
         except TimeoutError:
             member.fault = f"{member.url} did not answer within {self._change_s:g} s"
         except (EngineGone, EngineRefused) as error:

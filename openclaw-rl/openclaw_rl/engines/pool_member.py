@@ -45,7 +45,8 @@ class EngineStatus:
 class Weights:
     """Full weights that every engine of the pool has to hold."""
 
-    folder: Path
+    folder: Path | None
+    """None: they are on no disk, and only their trainer can send them."""
     weight_version: int
 
 
@@ -91,6 +92,8 @@ class Member:
     """Times that it left after a failed call, with no reply in between."""
     missed: int = 0
     """Polls without an answer, in a row."""
+    answers: bool = False
+    """The newest look got an answer, and it has not left since."""
     running: int = 0
     calls: int = 0
     failures: int = 0
@@ -102,6 +105,10 @@ class Member:
     """It is taking other weights, and gets no request meanwhile."""
     weight_version: int | None = None
     """Version of its own weights; None: it names none of ours."""
+    joins: int = 0
+    """Times that it came into the pool."""
+    starts: int = 0
+    """Times that it came back without the weights that it had taken: its process is another one."""
     is_unsure: bool = False
     """A push to it got no answer: it may take those weights later, whatever version it names now."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -117,9 +124,12 @@ class Member:
     def name(self) -> str:
         return self.own_name or self.url
 
+    def come_in(self) -> None:
+        self.is_in, self.missed, self.joins = True, 0, self.joins + 1
+
     def leave(self, fault: str) -> None:
         """Take no more requests until a look has found the engine in order."""
-        self.fault = fault
+        self.fault, self.answers = fault, False
         if self.is_in:
             self.is_in = False
             self.left.set()
@@ -151,12 +161,12 @@ class Member:
             self._pauses.reset()
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """Count a call while it runs."""
+    def call(self) -> Iterator[int]:
+        """Count a call while it runs. Yields `joins`: a failure tells nothing of an engine that has come back since."""
         self.running += 1
         self.calls += 1
         try:
-            yield
+            yield self.joins
         finally:
             self.running -= 1
 
@@ -196,6 +206,8 @@ class Member:
 
     async def push(self, weights: Weights) -> None:
         """Replace its weights. Until one push has an answer they are unknown. Raises EngineError."""
+        if weights.folder is None:
+            raise EngineGone(f"only the trainer has version {weights.weight_version}, which the others hold")
         was_unsure, self.is_unsure = self.is_unsure, True
         try:
             await self.engine.update_weights(weights.folder, weights.weight_version)
@@ -214,7 +226,8 @@ class Member:
     async def take(self, adapters: dict[str, Path], weights: Weights | None) -> None:
         """Load what the other engines hold. Raises EngineError. A swap may have left it paused."""
         await self.engine.resume()
-        self.weight_version = held(await self.engine.model_info())
+        before, self.weight_version = self.weight_version, held(await self.engine.model_info())
+        self.starts += before is not None and before != self.weight_version
         # Without weights of ours chats are held, and `publishing.engine_weights` pushes some before it lets them go on.
         if weights is not None and (self.is_unsure or self.weight_version != weights.weight_version):
             if self.running:
@@ -240,8 +253,8 @@ class Tried:
 
     def __init__(self, lora_path: str | None) -> None:
         self._lora_path = lora_path
-        self._faults: dict[Member, str | None] = {}
-        """The fault of each engine that answered badly; None: of one that has left."""
+        self._faults: dict[Member, tuple[str, int] | None] = {}
+        """Fault and joins of each engine that answered badly; None: of one that has left."""
 
     def __contains__(self, member: object) -> bool:
         return member in self._faults
@@ -249,28 +262,38 @@ class Tried:
     def worked(self, member: Member) -> None:
         """Note an answer. The engines that answered the same request badly are at fault."""
         member.worked()
-        for one, fault in self._faults.items():
-            if fault is not None:
-                one.failed(fault)
+        for one, bad in self._faults.items():
+            if bad is not None and one.joins == bad[1]:
+                one.failed(bad[0])
 
     def may_go_on(
-        self, member: Member, error: EngineGone | EngineRefused, adapters: Container[str], serve: Sequence[Member]
+        self,
+        member: Member,
+        joins: int,
+        error: EngineGone | EngineRefused,
+        adapters: Container[str],
+        serve: Sequence[Member],
     ) -> bool:
-        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault."""
+        """Take an engine out of the pool that failed or lost its adapters. False: the request is at fault.
+
+        joins: of the engine when the call began.
+        """
         self._faults[member] = None
+        is_older = member.joins != joins  # the engine has come back since, and was found in order
         if isinstance(error, EngineRefused):
             if self._lora_path is None or self._lora_path not in adapters:
                 is_empty = False
             else:
                 is_empty = is_unknown_adapter(error, self._lora_path)
-            if is_empty:
+            if is_empty and not is_older:
                 member.leave(EMPTY)
-            else:
+            elif not is_empty:
                 member.worked()
             return is_empty
         if isinstance(error, EngineFaulty):
             # One request may break each engine that it meets. The engine is at fault where another one answers it.
-            self._faults[member] = str(error)
+            self._faults[member] = (str(error), joins)
             return len(serve) > 1 and sum(fault is not None for fault in self._faults.values()) < 2
-        member.failed(str(error))
+        if not is_older:
+            member.failed(str(error))
         return True

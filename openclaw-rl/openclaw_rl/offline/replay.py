@@ -145,8 +145,8 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
 @asynccontextmanager
 async def _url(settings: Settings, cache: Path) -> AsyncIterator[tuple[str, Child | None]]:
     """Yield the engine's URL, and the child process that the caller has to run; None: the engine runs already."""
-    if settings.engine.url is not None:
-        yield settings.engine.url, None
+    if (url := settings.engine.first_url) is not None:
+        yield url, None
         return
 
     async def on_exit() -> None:
@@ -230,7 +230,8 @@ async def _score(
     """Return samples with their times, in the turns' order, and the number of turns without a sample, by reason."""
     if not settings.method.needs_engine:
         return await _score_with(ScoringTools(settings=settings.method), method, material.turns, 1, tell)
-    tell("the engine starts" if settings.engine.url is None else f"scoring with {settings.engine.url}")
+    url = settings.engine.first_url
+    tell("the engine starts" if url is None else f"scoring with {url}")
     async with scoring_tools(settings, frontend, cache) as tools:
         return await _score_with(tools, method, material.turns, settings.method.score_workers, tell)
 

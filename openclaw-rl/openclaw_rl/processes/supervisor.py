@@ -8,9 +8,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -60,7 +61,7 @@ class Child:
         self._quick_exits = 0
         self._started_at = 0.0
         self._last_exit: int | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     def status(self) -> ChildStatus:
         pid = self._process.pid if self._process and self._process.returncode is None else None
@@ -84,18 +85,35 @@ class Child:
     async def run(self) -> None:
         """Keep the process running until cancelled or stopped."""
         try:
-            while not self._stopping:
+            while not self._stopping.is_set():
                 self._started_at = time.monotonic()
                 process = await self._spawn()
+                if self._stopping.is_set():  # `stop` came during the start, and saw no process
+                    return
                 self._last_exit = await self._end_of(process)
                 end_group(process.pid)
-                if self._stopping:
+                if self._stopping.is_set():
                     return
-                if self._on_exit:
-                    await self._on_exit()
-                await self._pause()
+                await self._unless_stopped(self._before_the_next())
         finally:
             await self.stop()
+
+    async def _before_the_next(self) -> None:
+        if self._on_exit:
+            await self._on_exit()
+        await self._pause()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, and give it up at `stop`. A pause may be half a minute."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _end_of(self, process: asyncio.subprocess.Process) -> int:
         try:
@@ -125,7 +143,7 @@ class Child:
 
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after the grace."""
-        self._stopping = True
+        self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -111,7 +111,7 @@ class EngineAdapters:
                         return
                     if await self._has_made_room(on_demand):
                         return await self._load(version, name)
-                if on_demand and leaves is None and time.monotonic() - started >= PATIENCE_S:
+                if on_demand and leaves not in self._making_room and time.monotonic() - started >= PATIENCE_S:
                     leaves = min(self.loaded - self._making_room, key=self._since.__getitem__, default=None)
                     self._making_room |= set() if leaves is None else {leaves}
                 # Without the lock: a publication has places of its own, while a request waits for one.
@@ -141,6 +141,7 @@ class EngineAdapters:
         """Unload the least recently used versions that nobody uses, until one more fits. False: too many are used."""
         if self.most is None:
             return True
+        # The two of a publication count for requests too: one more adapter in use might keep the next publication out.
         places = self.most + (0 if on_demand else BESIDE)
         if sum(bool(self._serving.users(number)) for number in self.loaded) >= places:
             return False  # and no version leaves in vain

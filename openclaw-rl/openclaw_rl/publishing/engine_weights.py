@@ -19,16 +19,20 @@ from pathlib import Path
 
 import structlog
 
+from openclaw_rl.data_dir import PUSH
 from openclaw_rl.engines.admission import Closed, VersionAdmission, is_unknown_adapter
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.pool import PooledEngine
+from openclaw_rl.engines.pool_member import Weights
 from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
 from openclaw_rl.publishing import engine_adapters, version_folders
 from openclaw_rl.publishing.engine_adapters import EngineAdapters
 from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
+from openclaw_rl.publishing.pushed_files import PushedFiles
 from openclaw_rl.publishing.rolling_swap import RollingSwap
+from openclaw_rl.publishing.trainer_group import TrainerGroup
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.health import Health
@@ -75,7 +79,11 @@ class PolicyEngine:
             call_timeout_s=settings.call_timeout_s,
             push_timeout_s=settings.push_timeout_s,
         )
-        self._roll = RollingSwap(engine, self._full, serving, settings) if isinstance(engine, PooledEngine) else None
+        self._roll, self._group = None, None
+        if isinstance(engine, PooledEngine):
+            self._roll = RollingSwap(engine, self._full, serving, settings)
+            self._group = TrainerGroup(engine, call_timeout_s=settings.call_timeout_s)
+        self._files, self._trainer_writes = PushedFiles(data_dir / PUSH), False
         self._kind = WeightKind.LORA
         self._name, self._restarts = secrets.token_hex(4), 0
         self.missed: int | None = None
@@ -83,8 +91,18 @@ class PolicyEngine:
 
     @property
     def name(self) -> str:
-        """The engine's name. It changes when the engine came back without its version."""
-        return f"{self._name}-{self._restarts}"
+        """The engine's name, for a trainer that sends weights. It changes when the trainer has to connect anew."""
+        if self._trainer_writes:
+            return self._name
+        return f"{self._name}-{self._restarts}" + ("" if self._group is None else f"-{self._group.name}")
+
+    def meet(self, writes_files: bool) -> list[str] | None:
+        """Note that a trainer of full weights starts. Return the URLs of a pool's engines; None: there is one engine.
+
+        writes_files: the server gives its weights to the engines. Raises EngineGone if no engine of the pool answers.
+        """
+        self._trainer_writes = writes_files
+        return None if self._group is None else self._group.meet()
 
     async def serve(self, version: Version) -> None:
         """Make new requests take this version.
@@ -92,7 +110,7 @@ class PolicyEngine:
         Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores one.
         """
         if version.kind is WeightKind.FULL:
-            weights = version_folders.weights_of(version, self.data_dir, self._base_folder)
+            weights = self._files.of(version.weight_version) or self._checkpoint_of(version)
             times = await (self._roll or self._full).swap(version.weight_version, weights)
             self._health.push.observe(times.push_s)
             log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
@@ -105,12 +123,50 @@ class PolicyEngine:
 
         Raises EngineError. A transfer that failed leaves chats held.
         """
-        if self._roll is not None:
-            raise CommitRefused("a trainer sends weights to one engine, and this server has a pool of them")
-        times = await self._full.receive(weight_version, transfer)
+        if self._group is None:
+            times = await self._full.receive(weight_version, transfer)
+        else:
+            times = await self._group.receive(self._full, weight_version, transfer)
         self._health.push.observe(times.push_s)
         self.missed = None
         log.info("weights_received", weight_version=weight_version, **asdict(times))
+
+    async def take(self, version: Version, folder: str) -> None:
+        """Serve the weights that a trainer wrote into a folder, relative to the data directory. Else as `serve`.
+
+        Raises CommitRefused too, if the folder is not there.
+        """
+        await asyncio.to_thread(self._files.add, version.weight_version, folder)
+        await self.serve(version)
+        self.missed = None
+
+    async def go_back(self, old: Version) -> None:
+        """Serve the version from before again, because a newer one failed its test; hold chats if that fails."""
+        try:
+            if self._is_on_disk(old):
+                await self.serve(old)
+                return
+        except EngineError as error:
+            log.warning("old_version_not_taken", weight_version=old.weight_version, error=str(error))
+        self.mark_untrusted()
+
+    async def note_files(self, serving: Version) -> None:
+        """Let engines that come back take the serving version from its checkpoint, and delete what was pushed before.
+
+        Call it while no trainer pushes.
+        """
+        if serving.kind is not WeightKind.FULL:
+            return
+        number, pool = serving.weight_version, self._engine
+        if isinstance(pool, PooledEngine) and pool.weights == Weights(None, number) and self._is_on_disk(serving):
+            pool.weights = Weights(self._files.of(number) or self._checkpoint_of(serving), number)
+        await asyncio.to_thread(lambda: self._files.drop(kept=number))
+
+    def _is_on_disk(self, version: Version) -> bool:
+        return not is_remote_only(version) or self._files.of(version.weight_version) is not None
+
+    def _checkpoint_of(self, version: Version) -> Path:
+        return version_folders.weights_of(version, self.data_dir, self._base_folder)
 
     def mark_untrusted(self) -> None:
         """Hold chats until `EngineReadiness` has restored the version that should serve.
@@ -232,7 +288,7 @@ class PolicyEngine:
             if isinstance(self._engine, PooledEngine) and number == 0 and self._base_folder is not None:
                 self._engine.hold_start(self._base_folder)
             self.serving.switch(number, None)
-        elif is_remote_only(version):
+        elif not self._is_on_disk(version):
             self.serving.switch(number, None)
             self.serving.hold(Closed.ENGINE)
             self._restarts += self.missed != number

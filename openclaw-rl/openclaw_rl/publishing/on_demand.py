@@ -7,6 +7,7 @@ Promises:
 
 - A policy's requests get the version that the ledger names for it, never another's, and never the base in silence.
 - A client that leaves cancels its wait alone: the load belongs to this task.
+- A policy that the base answers needs no place on the engine, and waits for no load that does.
 
 Leaves to others: room on the engine (`engine_adapters`); the waiting and its deadline (`engines.admission`).
 """
@@ -48,6 +49,9 @@ class OnDemand:
         self._wanted: dict[_Wanted, asyncio.Future[None]] = {}
         """Loads that requests wait for, oldest first: at most one for each policy and version in use."""
         self._asked = asyncio.Event()
+        self._loads: dict[_Wanted, None] = {}
+        """Those that need a place on the engine, oldest first."""
+        self._to_load = asyncio.Event()
 
     def holds(self, weight_version: int) -> bool:
         return self._policy.adapters.holds(weight_version)
@@ -61,19 +65,46 @@ class OnDemand:
         await asyncio.shield(future)
 
     async def run(self) -> None:
-        """Load what requests wait for, one after the other, until cancelled."""
+        """Bring what requests wait for, until cancelled: adapters one after the other, and beside them the base."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sort(), name="sort requests for adapters")
+            tasks.create_task(self._load(), name="load adapters")
+
+    async def _sort(self) -> None:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            while self._wanted:
-                key, future = next(iter(self._wanted.items()))
-                error = await self._brought(*key)
-                del self._wanted[key]
-                if error is None:
-                    future.set_result(None)
+            for key in [key for key in self._wanted if key not in self._loads]:
+                if await self._needs_place(*key):
+                    self._loads[key] = None
+                    self._to_load.set()
                 else:
-                    future.set_exception(error)
-                    future.exception()  # retrieved: every client may have left
+                    await self._answer(key)
+
+    async def _load(self) -> None:
+        while True:
+            await self._to_load.wait()
+            self._to_load.clear()
+            while self._loads:
+                await self._answer(next(iter(self._loads)))
+
+    async def _answer(self, key: _Wanted) -> None:
+        error = await self._brought(*key)
+        self._loads.pop(key, None)
+        future = self._wanted.pop(key)
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # retrieved: every client may have left
+
+    async def _needs_place(self, policy: str, weight_version: int | None, opens: bool) -> bool:
+        number = self._policy.serving.currents.get(policy) if weight_version is None else weight_version
+        try:
+            version = await (self._version_of(policy, opens) if number is None else self._ledger.version(number))
+        except LedgerError:
+            return False  # `_brought` says it
+        return not version.is_base
 
     async def _brought(self, policy: str, weight_version: int | None, opens: bool) -> Exception | None:
         """Load a version. Return the error of those that wait for it."""

@@ -217,6 +217,8 @@ class Publisher:
             if version.weight_version != self._serving.current and not is_remote_only(version):
                 await self._policy.serve(version)
                 log.info("serving", weight_version=version.weight_version)
+            elif version.weight_version == self._serving.current:
+                await self._policy.note_files(version)
             others = [name for name in self._serving.currents if name != SHARED_POLICY]
             targets = await self._ledger.targets(others) if others else {}
             for policy in set(others) - targets.keys():  # removed while a publication or a load of it ran

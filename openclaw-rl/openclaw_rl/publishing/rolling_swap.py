@@ -51,6 +51,9 @@ class RollingSwap:
         async with self._pool.rolling():
             members, current = self._pool.members, self._serving.current
             is_level = all(member.weight_version == current for member in members)
+            held = self._pool.weights
+            if not members and held is not None and held.folder is None:
+                self._pool.hold(Weights(folder, weight_version))  # of the others, only the trainer could have sent any
             if len(members) >= 2 and self._serving.is_open and is_level:
                 return await self._rolled(members, Weights(folder, weight_version))
         return await self._as_one.swap(weight_version, folder)

@@ -1,11 +1,15 @@
-"""Weight pushes: a trainer sends full weights to the engine itself, *push/begin → transfer → push/end*.
+"""Weight pushes: a trainer brings full weights itself, *push/begin → transfer → push/end*.
 
 A version that is not durable is on no disk: only its trainer (slime's driver) has the weights. The server decides
 before the transfer whether the version may serve, because a push overwrites the old weights.
 
+A trainer either sends the weights to the engines, or writes them into a folder. From a folder the server gives them to
+the engines after `push/end`, as it gives them those of a checkpoint: a pool of engines then takes them in turns.
+
 Promises:
 
-- Between the two calls the engine gets no other request, and chats wait at the hold. One push runs at a time.
+- Between the two calls of a trainer that sends, the engines get no other request, and chats wait at the hold. One push
+  runs at a time.
 - A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
   version: the hold stays until `EngineReadiness` has restored the right version, or a trainer has sent it again.
 - A version that the gate refuses after the transfer leaves chats held too, until `EngineReadiness` has restored the
@@ -56,6 +60,10 @@ class TrainerPushes:
         self._begin_s = BEGIN_S
         self._waiting: asyncio.Queue[_Push] = asyncio.Queue(maxsize=1)  # full: the push of a second trainer is refused
         self._now: _Push | None = None
+
+    def meet(self, writes_files: bool) -> list[str] | None:
+        """Note that a trainer starts, as `PolicyEngine.meet`."""
+        return self._policy.meet(writes_files)
 
     async def describe(self, tip: Tip) -> Tip:
         """Add to the tip whether its trainer should send it to the engine, and the engine's name."""
@@ -148,16 +156,25 @@ class TrainerPushes:
             before = await self._gate.before_swap(version)
             if push.begun.cancelled():
                 raise EngineGone("its trainer waits no longer")
-            await self._policy.receive(weight_version, lambda: self._transfer(push))
+            old = await self._ledger.version(self._policy.serving.current)
+            if (folder := push.asked.folder) is None:
+                await self._policy.receive(weight_version, lambda: self._transfer(push))
+            else:
+                await self._transfer(push)
+                await self._policy.take(version, folder)
             refusal = await self._gate.after_swap(version, before)
             if refusal is not None:
-                self._policy.mark_untrusted()
+                if folder is None or old.weight_version == weight_version:
+                    self._policy.mark_untrusted()
+                else:
+                    await self._policy.go_back(old)
                 if version.state is not VersionState.SERVING:
                     await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
                 raise CommitRefused(refusal)
             await self._ledger.set_version_state(weight_version, VersionState.SERVING)
             older = [version.weight_version for version in await self._ledger.unfinished_versions()]
             await publication.supersede(self._ledger, [number for number in older if number < weight_version])
+            await self._policy.note_files(version)
             log.info("published", weight_version=weight_version, parent=version.parent)
 
     @staticmethod

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from openclaw_rl.engines.kind import EngineKind, GpuNeed, load_kind
+from openclaw_rl.engines.kind import SLICE, VISIBLE, EngineKind, GpuNeed, load_kind
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models import resolve
 from openclaw_rl.settings import ModelSettings, Settings
@@ -102,13 +102,18 @@ def _programs(settings: Settings) -> Iterator[str]:
             yield f"{key} {python!r}: no such program"
 
 
+def _slices() -> int:
+    """Return the number of MIG slices that this process was given; one card may be cut into seven."""
+    return sum(name.strip().startswith(SLICE) for name in os.environ.get(VISIBLE, "").split(","))
+
+
 def _gpus(settings: Settings, kind: EngineKind | None) -> Iterator[str]:
     needs: list[GpuNeed] = []
     if settings.training.enabled and settings.trainer.kind == "local":
         needs += GpuNeed.of_device("trainer.device", settings.trainer.device)
     if kind is not None:
         needs += kind.gpus(settings)
-    if not needs or (here := gpus_here()) is None:
+    if not needs or (here := _slices() or gpus_here()) is None:
         return
     for need in needs:
         if need.gpus > here:

@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from openclaw_rl.engines.kind import load_kind
-from openclaw_rl.errors import RequestError
 from openclaw_rl.proxy.activity import ChatActivity
 from openclaw_rl.proxy.deps import ProxyDeps
 from openclaw_rl.proxy.pictures import PictureReader
@@ -140,17 +139,14 @@ def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Pub
     ledger, pushes = core.ledger, publisher.pushes
 
     async def trainer_started(start: Start) -> Started:
-        if settings.engine.is_pool:
-            key, one = ("engine.urls", "engine.url") if settings.engine.urls else ("engine.replicas", "it to 1")
-            said = f"{key}: a trainer that sends full weights itself reaches one engine; set {one}"
-            raise RequestError(said, status=400)
         pushes.give_up("its trainer was started again")
         await ledger.revoke(trainer=start.trainer, reason="its trainer was started again")
         await ledger.lose_undurable("its trainer was started again", whole_fences=start.whole_fences)
         publisher.wake()
         events.lease_wait.samples_came()
+        urls = pushes.meet(start.writes_files) or [core.engine.url]
         tip = await pushes.describe(await ledger.tip())
-        return Started(tip=tip, engine_url=core.engine.url, trainer=settings.trainer, method=settings.method)
+        return Started(tip=tip, engine_urls=urls, trainer=settings.trainer, method=settings.method)
 
     return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)
 

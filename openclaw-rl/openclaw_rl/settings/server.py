@@ -147,6 +147,11 @@ class EngineSettings(Branch):
         """True when the server routes between engines, few or many."""
         return bool(self.urls) or self.replicas > 1
 
+    @property
+    def first_url(self) -> str | None:
+        """URL of the engine that runs already, or of the first of several; None: the server starts its own."""
+        return self.url or next(iter(self.urls), None)
+
     @field_validator("kind")
     @classmethod
     def _is_registered(cls, kind: str) -> str:

@@ -124,13 +124,15 @@ class TrainerClient:
         """Report that a step failed. The server shows the reason in `/healthz`."""
         self._post("failed", Failed(trainer=trainer, reason=reason[:1000]))
 
-    def start(self, trainer: str, whole_fences: Iterable[int] = ()) -> Started:
+    def start(self, trainer: str, whole_fences: Iterable[int] = (), *, writes_files: bool = False) -> Started:
         """Report that this trainer holds no weights, and return what it has to load.
 
         whole_fences: of the versions that it holds whole on disk. The server marks these as durable, and then the
-        undurable versions as lost.
+        undurable versions as lost. writes_files: it writes full weights into folders, for the server to give to the
+        engines.
         """
-        return self._call("start", Start(trainer=trainer, whole_fences=list(whole_fences)), Started)
+        start = Start(trainer=trainer, whole_fences=list(whole_fences), writes_files=writes_files)
+        return self._call("start", start, Started)
 
     def leased(self, fence: int) -> LeaseBody:
         """Return a live lease again. Raises CommitRefused when the lease is over."""
@@ -139,12 +141,15 @@ class TrainerClient:
             raise TrainerError(f"leased: the server knows no lease with fence {fence}")
         return lease
 
-    def push_begin(self, weight_version: int, *, deadline_s: float, wait_s: float = 120.0) -> None:
-        """Begin a push; return when the engine is empty and waits for the weights.
+    def push_begin(
+        self, weight_version: int, *, deadline_s: float, folder: str | None = None, wait_s: float = 120.0
+    ) -> None:
+        """Begin a push; return when the engine is empty and waits for the weights. folder: as in `PushBegin`.
 
         Raises CommitRefused when this version may not serve.
         """
-        self._post("push/begin", PushBegin(weight_version=weight_version, deadline_s=deadline_s), extra_s=wait_s)
+        asked = PushBegin(weight_version=weight_version, deadline_s=deadline_s, folder=folder)
+        self._post("push/begin", asked, extra_s=wait_s)
 
     def push_end(self, weight_version: int, failure: str | None = None, *, wait_s: float = 120.0) -> None:
         """End a push; return when the version serves. Raises CommitRefused when the version may not serve."""

@@ -1,8 +1,9 @@
 """Stand-in for the driver on a machine without GPUs: the driver itself, over weights that a step changes a little.
 
 It replaces slime's part (`slime_node.SlimeNode`). The command line, the loop, leases, checkpoints and resume are the
-real ones. Weights reach the engine by files, whichever way the command line names. Two idle processes have the names of
-Ray's, so that a check can kill them: without its worker a step fails, without the head this process ends.
+real ones. By disk it writes a version's folder. In the place of NCCL it gives files to all engines itself, at once.
+Two idle processes have the names of Ray's, so that a check can kill them: without its worker a step fails, without the
+head this process ends.
 """
 
 import os
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -38,7 +41,9 @@ class ToyNode:
             source = source / f"iter_{int(given('--ckpt-step')):07d}"
         print(f"toy weights of {source}", flush=True)
         self._base, self._weights = Path(given("--hf-checkpoint")), load_file(source / "model.safetensors")
-        self._engine, self._save = given("--rollout-external-engine-addrs"), Path(given("--save"))
+        at = arguments.index("--rollout-external-engine-addrs") + 1
+        self._engines = list(takewhile(lambda word: not word.startswith("--"), arguments[at:]))
+        self._config, self._save = config, Path(given("--save"))
         self._export = given("--save-hf")
         self.batch_size = int(given("--global-batch-size"))
         args = SimpleNamespace(openclaw=config, global_batch_size=self.batch_size, save=str(self._save))
@@ -77,9 +82,17 @@ class ToyNode:
         return [RankShare(True, True, 0.1, tokens, {"hint_share": (float(hints), float(len(rows)))})]
 
     def push(self, version: int, timeout_s: float) -> None:
-        folder = self._write(self._save.parent / "push" / f"toy-{version}")
+        if (place := self._config.folder_of(version)) is not None:
+            self._write(self._save.parent / place)
+            return
+        folder = self._write(self._save.parent / "sent" / f"toy-{version}")
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
-        httpx.post(f"{self._engine}/update_weights_from_disk", json=body, timeout=timeout_s).raise_for_status()
+
+        def send(url: str) -> None:
+            httpx.post(f"{url}/update_weights_from_disk", json=body, timeout=timeout_s).raise_for_status()
+
+        with ThreadPoolExecutor(len(self._engines)) as threads:
+            list(threads.map(send, self._engines))
 
     def save(self, iteration: int) -> None:
         self._write(Path(self._export.format(rollout_id=iteration)))

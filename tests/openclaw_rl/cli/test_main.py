@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from openclaw_rl.cli import main as main_module
 from openclaw_rl.cli.main import app
+from openclaw_rl.cli.options import one_engine, settings_of
 from openclaw_rl.data_dir import Announcement, DataDir, proof_of
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -393,3 +394,14 @@ def test_wishes_are_asked_for_with_a_chat_key(
     assert result.exit_code == 0, result.output
     assert said in result.output
     assert admin == ["Bearer sk-ann"]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    ['kind = "url"\nurls = ["http://a:1", "http://a:2"]', 'kind = "sglang"\nreplicas = 3'],
+)
+def test_one_engines_url_stands_in_the_place_of_a_configured_pool(pool: str, tmp_path: Path) -> None:
+    config = tmp_path / "openclaw-rl.toml"
+    config.write_text(f"[engine]\n{pool}\n")
+    engine = settings_of(config, one_engine("http://b:9")).engine
+    assert (engine.kind, engine.url, engine.urls, engine.is_pool) == ("url", "http://b:9", (), False)

@@ -347,3 +347,23 @@ async def test_an_engine_takes_no_weights_under_the_replies_that_it_still_runs(f
                 await anext(events)
         await until(lambda: pool.statuses()[n].is_in)
         assert [fake.weight_version for fake in fakes] == [1, 1]
+
+
+async def test_a_failure_of_a_call_from_before_an_engine_left_is_not_the_fault_of_the_one_that_came_back() -> None:
+    one, two = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes) as pool:
+        for fake in fakes:
+            fake.script(LONG)
+        async with aclosing(pool.stream(request([1], affinity="a"))) as events:
+            await anext(events)
+            member = pool.every[0 if one.running else 1]
+            assert two.running + one.running == 1
+            joins = member.joins
+            member.leave("it was looked at")
+            await until(lambda: member.is_in)
+            assert member.joins == joins + 1
+            member.engine.break_off()
+            with pytest.raises(EngineLeft):
+                await anext(events)
+        assert member.is_in
+        assert member.failures == 0

@@ -182,3 +182,50 @@ async def test_what_a_killed_child_left_behind_is_ended_too(tmp_path: Path) -> N
             task.cancel()
     finally:
         del os.environ["PYTHONPATH"]
+
+
+async def test_a_stop_in_the_pause_of_a_child_that_cannot_live_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 3600.0)
+    child = Child("c", ChildCommand(module(tmp_path, "raise SystemExit(3)"), ()), log_file=tmp_path / "log")
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.run())
+        await until(lambda: child.status().restarts == 1)
+        await child.stop()
+    assert child.status().last_exit == 3
+
+
+async def test_a_stop_while_the_next_command_is_made_waits_for_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def on_exit() -> None:
+        asked.set()
+        await never.wait()
+
+    command = ChildCommand(module(tmp_path, "raise SystemExit(3)"), ())
+    child = Child("c", command, log_file=tmp_path / "log", on_exit=on_exit)
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        tasks.create_task(child.run())
+        await asked.wait()
+        await child.stop()
+
+
+async def test_a_stop_during_a_start_ends_the_process_that_came_of_it(tmp_path: Path) -> None:
+    seen = tmp_path / "pids"
+    child = Child("c", ChildCommand(module(tmp_path), (str(seen),)), log_file=tmp_path / "log")
+    spawn = child._spawn
+
+    async def spawned() -> asyncio.subprocess.Process:
+        await child.stop()  # it finds no process
+        return await spawn()
+
+    child._spawn = spawned  # type: ignore[method-assign]
+    async with asyncio.timeout(120):
+        await child.run()
+    assert child.status().pid is None

@@ -298,3 +298,52 @@ async def test_users_in_any_order_are_answered_by_their_own_weights_alone(tmp_pa
         await house.decided()
         for policy in users:
             assert await house.chat(policy, samples=False) == await house.ledger.serving_version(policy)
+
+
+async def test_a_user_whom_the_base_answers_waits_for_no_load_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_adapters, "PATIENCE_S", 600.0)
+    async with household(tmp_path, places=1) as house:
+        for policy in (ANN, BOB):
+            await house.chat(policy)
+            await house.trained()
+            await house.decided()
+        async with house.serving.use(policy=ANN):  # the only place, until this reply ends
+            await house.policy.adapters.unload(await house.ledger.serving_version(BOB))  # left there by its publication
+            waits = asyncio.create_task(house.chat(BOB, samples=False))
+
+            async def is_waiting() -> bool:
+                return bool(house.on_demand._loads)
+
+            await until(is_waiting)
+            assert (await house.ledger.version(await house.chat("user:new", samples=False))).is_base
+            assert not waits.done()
+        await waits
+
+
+async def test_a_version_that_a_publication_kept_is_asked_to_leave_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was to make room for a request, and a load of the publication withdrew that."""
+    monkeypatch.setattr(engine_adapters, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(engine_adapters, "_LOOK_S", 0.01)
+    async with household(tmp_path, places=1) as house:
+        for policy in (ANN, BOB):
+            await house.chat(policy)
+            await house.trained()
+            await house.decided()
+        adapters = house.policy.adapters
+        async with house.serving.use(policy=ANN) as use:
+            await adapters.unload(await house.ledger.serving_version(BOB))
+            waits = asyncio.create_task(house.chat(BOB, samples=False))
+            number = use.weight_version
+
+            async def leaves() -> bool:
+                return not house.on_demand.holds(number)
+
+            await until(leaves)
+            await adapters.load(await house.ledger.version(number))
+            await until(leaves)
+            assert not waits.done()
+        await waits

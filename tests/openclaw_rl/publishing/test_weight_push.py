@@ -211,3 +211,56 @@ async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: PushWorld)
     assert not (await world.call("tip"))["wants_push"]
     await world.call("push/begin", {"weight_version": 1}, status=409)
     assert world.serving.is_open
+
+
+def written(world: PushWorld, number: int) -> str:
+    """Write the folder that slime would, and return its name."""
+    place = f"push/driver/weight_v{number:06d}"
+    (world.folder / place).mkdir(parents=True)
+    return place
+
+
+async def push_files(world: PushWorld, number: int, *, status: int = 200) -> Path:
+    place = f"push/driver/weight_v{number:06d}"
+    await world.call("push/begin", {"weight_version": number, "folder": place})
+    assert world.serving.is_open, "no chat waits for the files"
+    written(world, number)
+    await world.call("push/end", {"weight_version": number}, status=status)
+    return world.folder / place
+
+
+async def test_weights_in_a_folder_are_given_to_the_engine_by_the_server(world: PushWorld) -> None:
+    await world.call("start", {"trainer": "node", "writes_files": True})
+    first = await push_files(world, await world.commit(probe_error=0.0))
+    assert (world.engine.weight_version, world.serving.current) == (1, 1)
+    second = await push_files(world, await world.commit(probe_error=0.0))
+    assert (world.engine.weight_version, world.serving.current) == (2, 2)
+    await until(lambda: not first.exists())
+    assert second.is_dir()
+    engine = (await world.call("tip"))["engine"]
+    world.engine.weight_version = 0  # it was started again
+    await world.publisher.restore()
+    assert world.engine.weight_version == 2
+    assert (await world.call("tip"))["engine"] == engine, "its trainer goes on"
+
+
+async def test_weights_in_a_folder_that_fail_their_test_leave_the_version_from_before(tmp_path: Path) -> None:
+    async with pushing(tmp_path, gate={"max_step_kl": 1e-6}) as world:
+        await world.call("start", {"trainer": "node", "writes_files": True})
+        number = await world.commit(probe_error=0.0)
+        untrusted: list[int] = []
+        world.pushes._policy.mark_untrusted = lambda: untrusted.append(1)  # type: ignore[method-assign]
+        await push_files(world, number, status=409)
+        assert await world.state(number) is VersionState.REJECTED
+        assert (world.engine.weight_version, world.serving.current, world.serving.is_open) == (0, 0, True)
+        assert untrusted == [], "the weights from before were given back at once"
+
+
+@pytest.mark.parametrize("folder", ["push/driver/not-there", "versions", "push/../keys"])
+async def test_only_a_folder_of_the_pushes_is_taken(world: PushWorld, folder: str) -> None:
+    for name in ("versions", "keys", "push/driver"):
+        (world.folder / name).mkdir(parents=True, exist_ok=True)
+    number = await world.commit()
+    await world.call("push/begin", {"weight_version": number, "folder": folder})
+    await world.call("push/end", {"weight_version": number}, status=409)
+    assert (world.engine.weight_version, world.serving.is_open) == (0, True)

@@ -62,6 +62,15 @@ def test_several_engines_need_the_gpus_of_all_and_a_kind_that_starts_several(
     assert said(**asked) == ["engine.replicas 3: engine.kind 'embedded' starts one engine alone"]
 
 
+def test_slices_of_one_card_count_as_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "gpus_here", lambda: 1)
+    asked = {"data_dir": str(tmp_path), "engine__kind": "sglang", "engine__replicas": 2}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a,MIG-2b")
+    assert said(**asked) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a")
+    assert "engine.replicas 2, engine.args '': wants 2 GPUs, 1 are here" in said(**asked)
+
+
 def test_a_method_that_is_not_installed_is_refused_before_its_table_is_read() -> None:
     with pytest.raises(SettingsError, match=r"^method\.name: no method 'no-such-method'; installed: [^\n]*$"):
         said(method__name="no-such-method")

@@ -161,6 +161,9 @@ def test_a_pool_of_engines_is_named_once_and_runs_already() -> None:
 def test_replicas_are_engines_that_the_server_starts() -> None:
     assert not load(None, {}, {}).engine.is_pool
     assert load(None, POOL, {}).engine.is_pool
+    assert load(None, {}, {}).engine.first_url is None
+    assert load(None, POOL, {}).engine.first_url == POOL["engine.urls"][0]
+    assert load(None, {"engine.kind": "url", "engine.url": "http://a"}, {}).engine.first_url == "http://a"
     assert load(None, {"engine.kind": "sglang", "engine.replicas": 2}, {}).engine.is_pool
     for more, says in (
         (POOL | {"engine.replicas": 2}, r"engine\.replicas 2: the server starts no engine here; name each one in"),

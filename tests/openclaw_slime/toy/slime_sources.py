@@ -16,7 +16,6 @@ class RayTrainGroup:
     def async_train(self, rollout_id, rollout_data_ref, external_data=None): ...
     def save_model(self, rollout_id, force_sync=False): ...
     def update_weights(self):
-        weight_version = self._disk_weight_version + 1
         return [actor.update_weights.remote() for actor in self._actor_handlers]
 """,
     "slime/ray/rollout.py": """
@@ -59,6 +58,12 @@ def train_one_step(optimizer, opt_param_scheduler, valid_step):
     found_inf_flag = optimizer.prepare_grads()
     if valid_step:
         opt_param_scheduler.step(increment=1)
+""",
+    "slime/backends/megatron_utils/update_weight/update_weight_from_disk.py": """
+class UpdateWeightFromDisk:
+    def update_weights(self):
+        self.weight_version += 1
+        folder = f"weight_v{self.weight_version:06d}"
 """,
     "slime/backends/megatron_utils/update_weight/update_weight_from_distributed.py": """
 class UpdateWeightFromDistributed:

@@ -182,11 +182,12 @@ class ToyServer:
 
         async def on_start(start: Start) -> Started:
             pushes.give_up("started again")
+            pushes.meet(start.writes_files)
             await ledger.revoke(trainer=start.trainer, reason="started again")
             await ledger.lose_undurable("started again", whole_fences=start.whole_fences)
             publisher.wake()
             tip = await pushes.describe(await ledger.tip())
-            return Started(tip=tip, engine_url="http://e", trainer=TrainerSettings(), method=BinarySettings())
+            return Started(tip=tip, engine_urls=["http://e"], trainer=TrainerSettings(), method=BinarySettings())
 
         self._app = app = FastAPI()
         parts = {"token": TOKEN, "lease_wait": LeaseWait(), "on_commit": lambda _: publisher.wake()}

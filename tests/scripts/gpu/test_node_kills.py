@@ -1,9 +1,12 @@
 """The kill check: feedback at stake and its fate in a real ledger, the recovery of a process, and its findings."""
 
 import importlib.util
+import os
 import re
 import subprocess
+import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +15,8 @@ import httpx
 import pytest
 from turns import make_request, make_turn, serve_turn
 
-from gpu import node_feedback, node_kills, node_processes
+from gpu import node_feedback, node_kills, node_processes, node_script
+from gpu.host import NodeHost
 from gpu.node_script import Script
 from openclaw_opd.hint_judge import parse_hint
 from openclaw_rl.ledger import Identity, Ledger
@@ -191,8 +195,12 @@ def figures(**more: Any) -> dict[str, Any]:
     kept = {"trained or waits": 0.99}
     whole = {"finish": "stop", "tokens": 3030, "thought characters": 3000}
     row = {"trains again s": 40.0, "feedback since the checkpoint": kept, "feedback after all kills": kept}
+    row |= {"versions at stake": 3, "chats": {"answered": 90}}
     return {
         "gpus": 2,
+        "engines": 1,
+        "wanted push": "nccl",
+        "script exit": 0,
         "set": {"method.teacher": "base", "push": "nccl"},
         "kills": {"driver": row | {"chats until the next": {"errors": {}}}},
         "long hints": [whole],
@@ -213,11 +221,13 @@ def test_a_run_as_demanded_has_no_findings() -> None:
         ({"never lost": {"of them not in the ledger": 2}}, "never lost: of them not in the ledger"),
         ({"chats before the first kill": {"errors": {"503": 1}}}, "before the first kill: chats were refused"),
         ({"kills": {"head": {"skipped": "9 s left"}}}, "head: not killed, 9 s left"),
-        ({"kills": {"head": {"trains again s": "not within 75 s"}}}, "head: no version was trained since"),
+        ({"ledger failed": "OSError()"}, "ledger failed: OSError()"),
+        ({"left behind": ["7 python"]}, "left behind: ['7 python']"),
+        ({"script exit": 2}, "the script ended with 2"),
         ({"steering": {"pin": {"is as said": False}}}, "pin: "),
         ({"steering": {}}, "steering: "),
         ({"set": {"method.teacher": "policy", "push": "nccl"}}, "the teacher is not the base"),
-        ({"set": {"method.teacher": "base", "push": "disk"}}, "the weights do not go by NCCL"),
+        ({"set": {"method.teacher": "base", "push": "disk"}}, "the weights do not go by nccl"),
     ],
 )
 def test_what_a_run_lacks_is_a_finding(more: dict[str, Any], says: str) -> None:
@@ -226,7 +236,48 @@ def test_what_a_run_lacks_is_a_finding(more: dict[str, Any], says: str) -> None:
 
 
 def test_on_one_card_weights_go_by_disk() -> None:
-    assert node_kills.findings(figures(gpus=1, set={"method.teacher": "base", "push": "disk"})) == []
+    by_disk = {"wanted push": "disk", "set": {"method.teacher": "base", "push": "disk"}}
+    assert node_kills.findings(figures(gpus=1, **by_disk)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"trains again s": "not within 75 s"}, "head: no version was trained since"),
+        ({"versions at stake": 0}, "head: a crash had 0 versions to lose"),
+        (
+            {"feedback after all kills": {"trained or waits": None}},
+            "head: feedback after all kills: no feedback was at",
+        ),
+        ({"chats": {"answered": 0}}, "head: no chat was answered meanwhile"),
+    ],
+)
+def test_a_kill_that_proves_too_little_is_a_finding(change: dict[str, Any], says: str) -> None:
+    row = figures()["kills"]["driver"] | change
+    (finding,) = node_kills.findings(figures(kills={"head": row}))
+    assert finding.startswith(says)
+
+
+def test_a_pool_loses_no_chat_with_one_engine() -> None:
+    row = figures()["kills"]["driver"] | {"chats until the next": {"errors": {"ReadError": 1}}}
+    assert node_kills.findings(figures(kills={"engine": row})) == []
+    (finding,) = node_kills.findings(figures(kills={"engine": row}, engines=2))
+    assert finding.startswith("engine: chats were refused or cut")
+
+
+@pytest.mark.parametrize(("gpus", "engines", "push"), [(1, 1, "disk"), (2, 1, "nccl"), (2, 2, "disk"), (4, 2, "nccl")])
+def test_the_script_takes_the_layout_of_the_check(gpus: int, engines: int, push: str, tmp_path: Path) -> None:
+    host = NodeHost(tmp_path, tmp_path, is_tiny=True, streams=1, gpus=gpus, engines=engines)
+    given = node_script.cards(host)
+    assert given["PUSH"] == push
+    words = [str(node_script.SCRIPT), "--dry-run", *node_script.SHARING.get((gpus, engines), [])]
+    environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HF_CKPT": "C", "OPTIMIZER": "gpu", **given}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"--push {push}" in done.stdout
+    assert ("engine.replicas=2" in done.stdout) == (engines == 2)
+    with pytest.raises(ValueError, match="no layout of the script has these"):
+        node_script.cards(replace(host, gpus=1, engines=2))
 
 
 def test_too_little_feedback_kept_is_a_finding() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chat_load import Reply
-from gpu import pool_hits, pool_load, random_routes
+from gpu import pool_chats, pool_hits, random_routes
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import EngineGone
@@ -20,11 +20,23 @@ def test_the_longest_waits_over_an_event_are_told_apart_from_the_calm() -> None:
         Reply(started=10.2, token_times=[10.9, 11.0], finish_reason="stop"),
         Reply(started=30.0, error="503"),
     ]
-    found = pool_load.figures_of(replies, {"kill": (10.0, 10.5), "swap": (20.0, 21.0)})
+    found = pool_chats.figures_of(replies, {"kill": (10.0, 10.5), "swap": (20.0, 21.0)})
     assert found["kill"] == {"chats": 2, "longest gap s": 1.5, "longest first token s": 0.7}
     assert found["swap"] == {"chats": 0, "longest gap s": 0.0, "longest first token s": 0.0}
     assert found["longest wait for a token in the calm, p50/p99/max s"][2] == 0.1
     assert (found["replies"], found["refused or cut"]) == (4, {"503": 1})
+
+
+def test_a_kill_of_an_idle_engine_and_a_return_to_no_calls_prove_nothing() -> None:
+    assert pool_chats.killed_findings("kill", 5, 3) == []
+    assert len(pool_chats.killed_findings("kill", 0, 0)) == 2
+
+
+def test_a_chat_that_waits_over_a_roll_is_a_finding() -> None:
+    chats = {"replies": 4, "pin 1": {"longest gap s": 0.1}, "kill of engine 2": {"longest gap s": 9.0}}
+    assert pool_chats.roll_findings(chats) == []
+    chats["versions of the trainer"] = {"longest gap s": 1.2}
+    assert pool_chats.roll_findings(chats) == ["versions of the trainer: a chat had a gap of 1.2 s"]
 
 
 def hits(kept: float, moved: float, one: float, error: str | None = None) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.kind import EngineKind, Finding, GpuNeed, OnExit
+from openclaw_rl.engines.kind import SLICE, VISIBLE, EngineKind, Finding, GpuNeed, OnExit
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models.resolve import model_display_name, tokenizer_folder
@@ -35,8 +36,6 @@ _ONE_ENGINES = frozenset(
     ("--port", "--nccl-port", "--dist-init-addr", "--nnodes", "--node-rank", "--base-gpu-id", "--gpu-id-step")
 )
 """Flags that several engines of one host cannot share: ports, and GPUs, of which each engine sees its own alone."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Variable with the GPUs that a process sees. The server's own may name a part of the host's."""
 
 
 class SGLangKind(EngineKind):
@@ -47,8 +46,7 @@ class SGLangKind(EngineKind):
         return self._child(settings, data, port, on_exit, "engine", {})
 
     def replica(self, settings: Settings, data: DataDir, port: int, on_exit: OnExit, number: int) -> Child:
-        each = _gpus_of(settings.engine)
-        own = _visible(each * settings.engine.replicas)[each * (number - 1) : each * number]
+        own = _gpus_of_replica(settings.engine, number)
         return self._child(settings, data, port, on_exit, f"engine {number}", {VISIBLE: ",".join(own)})
 
     def _child(
@@ -109,6 +107,7 @@ class SGLangKind(EngineKind):
             yield Finding("sglang", "differs", "no flash attention kernels: attention by triton")
         if not found.has_flashinfer:
             yield Finding("sglang", "differs", "no flashinfer: sampling by PyTorch")
+        yield from _replica_findings(settings.engine, version)
 
 
 def _words(engine: EngineSettings) -> list[str]:
@@ -137,13 +136,35 @@ def _visible(wanted: int) -> list[str]:
     return list(takewhile(lambda name: not name.startswith("-"), names))  # CUDA stops at -1
 
 
+def _gpus_of_replica(engine: EngineSettings, number: int) -> list[str]:
+    """Return the names of one engine's GPUs; fewer than it wants if the list ends. number: its place, from 1."""
+    each = _gpus_of(engine)
+    return _visible(each * engine.replicas)[each * (number - 1) : each * number]
+
+
+def _replica_findings(engine: EngineSettings, version: str) -> Iterator[Finding]:
+    """Yield one line for each of several engines: its GPUs, its port and its SGLang."""
+    for number in range(1, engine.replicas + 1) if engine.replicas > 1 else ():
+        own, wanted = _gpus_of_replica(engine, number), _gpus_of(engine)
+        has = f"GPU {', '.join(own)}" if own else "no GPU"
+        if len(own) < wanted:
+            yield Finding(f"engine {number}", "missing", f"{has} of {VISIBLE}, and it wants {wanted}")
+        else:
+            where = f"SGLang {version} of {engine.python or sys.executable}"
+            yield Finding(f"engine {number}", "ok", f"{has}; a free port at each start; {where}")
+
+
 def _replica_problems(engine: EngineSettings) -> Iterator[str]:
     """Yield the settings under which several engines cannot run on one host."""
     for flag in sorted(_ONE_ENGINES.intersection(_words(engine))):
         yield f"engine.args {flag}: with engine.replicas the server gives each engine its own port and GPUs"
     wanted = engine.replicas * _gpus_of(engine)
-    if (named := len(_visible(wanted))) < wanted:
-        yield f"engine.replicas {engine.replicas}: wants {wanted} GPUs, and {VISIBLE} names {named}"
+    names = _visible(wanted)
+    if len(names) < wanted:
+        yield f"engine.replicas {engine.replicas}: wants {wanted} GPUs, and {VISIBLE} names {len(names)}"
+    if _gpus_of(engine) > 1 and any(name.startswith(SLICE) for name in names):
+        args = " ".join(engine.args)
+        yield f"engine.args {args!r}: {VISIBLE} names MIG slices, and a process sees one of them alone"
 
 
 KIND = SGLangKind()

@@ -133,6 +133,7 @@ def replica_settings(replicas: int, args: Sequence[str]) -> Settings:
         (None, ("--tp", "2"), ["0,1", "2,3", "4,5"]),
         ("7,3,1,0", (), ["7", "3", "1"]),
         ("GPU-a, GPU-b,GPU-c", (), ["GPU-a", "GPU-b", "GPU-c"]),
+        ("MIG-1a,MIG-2b,MIG-3c", (), ["MIG-1a", "MIG-2b", "MIG-3c"]),
     ],
 )
 def test_each_of_several_engines_sees_gpus_of_its_own(
@@ -166,6 +167,7 @@ def test_each_of_several_engines_sees_gpus_of_its_own(
         ("0,1", ("--tp", "2"), "engine.replicas 2: wants 4 GPUs, and CUDA_VISIBLE_DEVICES names 2"),
         ("", (), "engine.replicas 2: wants 2 GPUs, and CUDA_VISIBLE_DEVICES names 0"),
         ("0,1", ("--base-gpu-id=1",), "engine.args --base-gpu-id: with engine.replicas the server gives each engine"),
+        ("MIG-1a,MIG-2b,MIG-3c,MIG-4d", ("--tp", "2"), "engine.args '--tp 2': CUDA_VISIBLE_DEVICES names MIG slices"),
         ("0,1", ("--port", "9"), "engine.args --port: with engine.replicas the server gives each engine its own port"),
     ],
 )
@@ -176,6 +178,20 @@ def test_several_engines_that_do_not_fit_are_refused(
     (problem,) = KIND.problems(replica_settings(2, args))
     assert problem.startswith(says)
     assert list(KIND.problems(replica_settings(1, args))) == []
+
+
+def test_doctor_has_a_line_for_each_of_several_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "look", lambda _: WHOLE)
+    monkeypatch.setenv(VISIBLE, "4,5,6")
+    lines = [found.line() for found in KIND.findings(replica_settings(2, ("--tp", "2"))) if "engine" in found.what]
+    assert lines == [
+        f"  engine 1           GPU 4, 5; a free port at each start; SGLang {WHOLE.version} of {sys.executable}",
+        "! engine 2           GPU 6 of CUDA_VISIBLE_DEVICES, and it wants 2",
+    ]
+    monkeypatch.setenv(VISIBLE, "")
+    none = [found.line() for found in KIND.findings(replica_settings(2, ())) if "engine" in found.what]
+    assert none == [f"! engine {n}           no GPU of CUDA_VISIBLE_DEVICES, and it wants 1" for n in (1, 2)]
+    assert [found.what for found in KIND.findings(replica_settings(1, ()))] == ["sglang"]
 
 
 MISTRAL = {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
