@@ -36,7 +36,9 @@ def ids_of(text: str) -> Ids:
 class CharacterFrontEnd:
     """A tokenizer of characters."""
 
-    def render(self, messages: Sequence[Message], *_: object) -> Any:
+    vision = None
+
+    def render(self, messages: Sequence[Message], *_: object, **_options: object) -> Any:
         return SimpleNamespace(ids=ids_of("".join(f"<{m.role}>{m.text()}" for m in messages) + "<assistant>"))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -77,7 +79,7 @@ async def workers(ledger: Ledger, engine: FakeEngine, settings: Settings) -> Asy
     serving.switch(0, None)
     core: Any = SimpleNamespace(
         engine=engine, frontend=CharacterFrontEnd(), serving=serving, ledger=ledger, health=Health(),
-        context_length=100_000,
+        context_length=100_000, album=None,
     )  # fmt: skip
     async with AsyncExitStack() as stack, httpx.AsyncClient() as client, asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
