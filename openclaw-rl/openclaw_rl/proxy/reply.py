@@ -244,6 +244,7 @@ class Reply:
 
     async def _observe(self, *, after: asyncio.Task[None]) -> None:
         await asyncio.wait((after,))
+        await asyncio.sleep(0)  # the first token may wait for the same commit, and goes first
         await self._deps.sessions.observe(self._prepared.request)
 
     async def _observe_side(self) -> None:

@@ -49,6 +49,25 @@ async def test_nothing_of_a_reply_goes_out_before_its_request_is_recorded(qwen, 
         assert proxy.book.log[-1] == "served"
 
 
+async def test_a_first_token_that_waited_for_its_request_goes_before_the_pairing(qwen, slow_ledger) -> None:
+    async with slow_ledger(qwen) as (proxy, go):
+        counted, observe, feeds = [], proxy.book.observe, proxy.deps.health.first_token
+
+        async def noted(request):
+            counted.append(feeds.cumulative()[-1][1])
+            return await observe(request)
+
+        proxy.book.observe = noted
+        proxy.fake.script(Scripted(ids=ids_of(qwen, "Hello")))
+        reply = asyncio.create_task(proxy.post({**HI, "stream": True}))
+        await until(lambda: proxy.fake.calls)
+        await asyncio.wait((reply,), timeout=0.2)  # the token is here before the commit
+        assert counted == []
+        go.set()
+        assert (await reply).status_code == 200
+        assert counted == [1.0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_of_a_reply_goes_out_when_its_recording_is_broken(qwen, proxy_over, stream: bool) -> None:
     """A fault of our own code, not an error of the ledger, which would leave the turn unrecorded."""
