@@ -11,7 +11,6 @@ import math
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 import structlog
 
@@ -348,8 +347,9 @@ def _conversation(request: Request) -> str:
     """Return a name that the requests of one conversation share: of its session, else of its first messages."""
     session, users = request.scope.session_id, (n for n, said in enumerate(request.messages, 1) if said.role == "user")
     if session is None:
+        # Python's own hash: it is for this process alone, and a text keeps it for the look-ups that follow.
         first = request.messages[: next(users, len(request.messages))]
-        session = sha256(repr([(said.role, said.content) for said in first]).encode(errors="replace")).hexdigest()
+        session = f"{hash(tuple((said.role, said.text()) for said in first)):x}"
     return f"{request.scope.user}/{session}"
 
 
