@@ -68,6 +68,8 @@ class Rendered:
     """Tools whose calls are parsed out of the reply."""
     pictures: tuple[Picture, ...] = ()
     """References to the pictures of the prompt, in its order."""
+    opening: str = ""
+    """The template's own text between the last control token and the reply."""
 
 
 class FrontEnd:
@@ -156,6 +158,15 @@ class FrontEnd:
             ids = await asyncio.to_thread(self._pieces.encode, text)
         return self._rendered(text, ids, parsed, messages, shows_pictures=shows_pictures)
 
+    async def expect_back(self, rendered: Rendered, reply: Message) -> None:
+        """Tokenise a reply of text alone: the next turn brings it back, and finds its tokens in the cache."""
+        # A guess: templates write a past reply as it came, behind its opening. A wrong one costs this call alone.
+        if reply.tool_calls or reply.reasoning_content or rendered.reasoning_open or not self._pieces.is_exact:
+            return
+        text = rendered.opening + str(self._pieces.protect(reply.text(), is_reply=True))
+        if self._pieces.encode_if_short(text, _INLINE_CHARS) is None:
+            await asyncio.to_thread(self._pieces.encode, text)
+
     def parser(
         self, rendered: Rendered, *, stop: Sequence[str] = (), one_call: bool = False, is_forced: bool = False
     ) -> StreamParser:
@@ -214,7 +225,8 @@ class FrontEnd:
         if pictures:
             ids = self._with_pictures(text, ids, pictures, shows_pictures=shows_pictures)
         is_open = bool(start) and text.rstrip().endswith(start or "")
-        return Rendered(ids, reasoning_open=is_open, tools=tools, pictures=pictures)
+        opening = self._pieces.opening(text)
+        return Rendered(ids, reasoning_open=is_open, tools=tools, pictures=pictures, opening=opening)
 
     def _with_pictures(self, text: str, ids: Ids, pictures: Sequence[Picture], *, shows_pictures: bool) -> Ids:
         if (vision := self.vision) is None or not shows_pictures:

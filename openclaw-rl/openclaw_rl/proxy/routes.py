@@ -258,7 +258,9 @@ class _ChatRoute(_Endpoint):
 
         if not await until_gone(receive, work()):
             return
-        await answer(send, 200, self._dialect.whole(about, reply.outcome()), self._headers(reply, prepared))
+        outcome = reply.outcome()
+        await answer(send, 200, self._dialect.whole(about, outcome), self._headers(reply, prepared))
+        await self._deps.frontend.expect_back(prepared.rendered, outcome.message)
 
     async def _stream(self, reply: Reply, prepared: Prepared, about: Asked, receive: Receive, send: Send) -> None:
         events = self._dialect.events(about)
@@ -284,7 +286,9 @@ class _ChatRoute(_Endpoint):
                         await sender.event(event)
                         reply.show_at_once(show)
                 await reply.commit()
-            await sender.end(events.end(reply.outcome()))
+            outcome = reply.outcome()
+            await sender.end(events.end(outcome))
+            await self._deps.frontend.expect_back(prepared.rendered, outcome.message)
 
         try:
             await until_gone(receive, work(), sender.keep_alive())

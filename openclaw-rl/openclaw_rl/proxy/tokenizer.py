@@ -35,6 +35,8 @@ _FIRST = 0x10F001
 _LAST = 0x10FFFD
 _ENTRY_BYTES = 150
 """Memory of the cache itself for each text: a slot, and a link."""
+_LONGEST_OPENING = 64
+"""Characters at a prompt's end in which its last control string is looked for."""
 _PROBE = ("Hello  world", " leading", "trailing ", "\n\nlines\n", "", "ünï 漢字 🙂", "a<b", "1234567", "    code\n\tx")
 
 
@@ -123,6 +125,10 @@ class CachedTokenizer:
             return self.encode(rendered) if len(rendered) <= new_chars else None
         pairs = self._split(rendered)
         return self._joined(pairs) if self._new_chars(pairs) <= new_chars else None
+
+    def opening(self, rendered: str) -> str:
+        """Return the text behind the last control string, with which the next turn's piece of the reply will begin."""
+        return self._split(rendered[-_LONGEST_OPENING:])[-1][0]
 
     def is_typed(self, rendered: str, tokens: Iterable[int]) -> bool:
         """Return True if a client's text in a rendered template spells one of these control tokens."""

@@ -89,6 +89,36 @@ def test_a_long_conversation_does_not_tokenise_again_what_it_did_last_turn(smoll
         history += [Message(role="assistant", content=f"answer {turn} " * 20)]
 
 
+@pytest.mark.parametrize("reply", ["short answer", "a long answer, " * 1000])
+@pytest.mark.parametrize("name", ["qwen", "smollm"])
+async def test_the_tokens_of_a_reply_are_known_when_it_comes_back(
+    request: pytest.FixtureRequest, name: str, reply: str
+) -> None:
+    frontend: FrontEnd = request.getfixturevalue(name)
+    asked, answered = (
+        Message(role="user", content=f"a question about {reply}"),
+        Message(role="assistant", content=reply),
+    )
+    rendered = frontend.render([asked])
+    await frontend.expect_back(rendered, answered)
+    thanks = Message(role="user", content="thanks")
+    text, _ = frontend._text([asked, answered, thanks], None, {})
+    assert frontend._pieces.new_chars(text) <= len("user\nthanks")
+    assert frontend.render([asked, answered, thanks]).ids == whole(frontend, [asked, answered, thanks])
+
+
+async def test_a_reply_that_templates_write_in_another_way_is_not_guessed(
+    qwen: FrontEnd, open_thinker: FrontEnd
+) -> None:
+    asked = Message(role="user", content="a question that only this test asks")
+    thought = Message(role="assistant", content="the answer", reasoning_content="the reason")
+    for frontend, reply in ((qwen, thought), (open_thinker, Message(role="assistant", content="the answer"))):
+        rendered = frontend.render([asked])
+        before = len(frontend._pieces._cache)
+        await frontend.expect_back(rendered, reply)
+        assert len(frontend._pieces._cache) == before
+
+
 @given(st.lists(texts, min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None)
 def test_typed_control_strings_never_become_control_ids(qwen: FrontEnd, smollm: FrontEnd, contents: list[str]) -> None:
