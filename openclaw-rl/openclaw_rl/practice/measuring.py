@@ -25,6 +25,7 @@ from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.practice.sampling import Decoder, base_reply
 from openclaw_rl.practice.share import Forced, learned_share, mean_kl, moved_once
 from openclaw_rl.types import Ids, LogProbs, PracticeReply, Request, Wish
+from openclaw_rl.types.pictures import with_pictures
 
 T = TypeVar("T")
 
@@ -176,13 +177,14 @@ class Meter:
 
     async def _kl(self, replies: Sequence[PracticeReply]) -> float | None:
         """Return the distance of the newest replies from the base; None while there are too few of them."""
-        samples = [reply.sample for reply in replies[-KL_REPLIES:] if reply.sample.student_log_probs is not None]
-        if len(samples) < KL_REPLIES:
+        scored = [reply for reply in replies[-KL_REPLIES:] if reply.sample.student_log_probs is not None]
+        if len(scored) < KL_REPLIES:
             return None
         pairs = []
-        for sample in samples:
+        for sample, shown in ((reply.sample, reply.request.pictures) for reply in scored):
             if sample.sample_id not in self._far:
-                self._far[sample.sample_id] = await self._of_base(sample.prompt_ids, sample.response_ids)
+                prompt = with_pictures(sample.prompt_ids, shown)  # a sample's own ids are a trainer's: digests beside
+                self._far[sample.sample_id] = await self._of_base(prompt, sample.response_ids)
             pairs.append((sample.student_log_probs or (), self._far[sample.sample_id]))
         return mean_kl(pairs)
 
