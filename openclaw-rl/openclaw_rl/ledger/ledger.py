@@ -86,6 +86,7 @@ class Ledger(
         super().__init__(writer, reader, training, redactor, clock)
         self._staged = staged
         self._lock, self._most_waiting, self._episodes = lock, limits.waiting, limits.episodes
+        self._shows_pictures = limits.shows_pictures
 
     @classmethod
     async def open(

@@ -17,14 +17,18 @@ from typing import TypeVar
 
 import structlog
 
-from openclaw_rl.errors import AlignmentError, EngineError
+from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, PicturesRefused
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import Ids, LogProbs, StepProbe
 from openclaw_rl.types.pictures import pictures_of
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+Reply = tuple[Ids, Ids]
+"""A prompt, and the start of a reply to it."""
 
 AT_ONCE = 2
 """Scoring calls that the gate has on the engine at once: they share its steps. With four, chats beside a gate seemed to
@@ -64,6 +68,21 @@ def _key(number: int, prompt_ids: Ids, ids: Ids) -> bytes:
     numbers = array("q", (number, len(prompt_ids), *prompt_ids, *ids))
     shown = "".join(picture.digest for picture in pictures_of(prompt_ids))  # of one size, and another picture
     return hashlib.blake2b(numbers.tobytes() + shown.encode(), digest_size=16).digest()
+
+
+async def or_left_out(call: Awaitable[T], prompt_ids: Ids, health: Health) -> T | None:
+    """Return the call's answer; None if it fails for a prompt with pictures, which is left out and counted.
+
+    A picture may be gone, or the engine refuse it. It must stop no version.
+    """
+    try:
+        return await call
+    except (EngineRefused, AlignmentError) as error:
+        if not pictures_of(prompt_ids) and not isinstance(error, PicturesRefused):
+            raise
+        health.count("gate_pictures_left_out")
+        log.warning("gate_reply_left_out", error=str(error))
+        return None
 
 
 def affordable(replies: Sequence[tuple[Ids, Ids]], settings: PublisherSettings) -> list[tuple[Ids, Ids]]:
@@ -128,6 +147,21 @@ async def in_time(call: Awaitable[T], end: float, what: str) -> T | None:
     except (EngineError, AlignmentError, TimeoutError) as error:
         log.warning("gate_not_measured", what=what, error=repr(error))
         return None
+
+
+async def scored(
+    score: Callable[[Ids, Ids], Awaitable[LogProbs]], replies: Sequence[Reply], end: float, health: Health
+) -> tuple[tuple[Reply, float], ...]:
+    """Return the replies with the sums of their log-probs: those that were scored before `end`."""
+    done: dict[Reply, float] = {}
+
+    async def run() -> None:
+        for reply in replies:
+            if (found := await or_left_out(score(*reply), reply[0], health)) is not None:
+                done[reply] = math.fsum(found)  # kept when the time is over
+
+    await in_time(run(), end, "replies")
+    return tuple(done.items())
 
 
 def with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:

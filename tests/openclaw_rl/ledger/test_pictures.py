@@ -18,6 +18,7 @@ from openclaw_rl.errors import EpisodeRefused, LedgerError
 from openclaw_rl.ledger import Ledger, pictures, turns
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.ledger.snapshot import backup
+from openclaw_rl.ledger.store import LedgerLimits
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
@@ -205,6 +206,27 @@ async def test_prompts_for_the_gate_and_for_practice_have_their_pictures(tmp_pat
     assert [ids for _, ids in await ledger.recent_prompts(9)] == [(1, 3)]
     assert [ids for ids, _ in await ledger.recent_replies(sampled_by=0, limit=9)] == [(1, 3)]
     assert (await ledger.practice_request("b")).prompt_ids == (1, 3)
+    await ledger.aclose()
+
+
+async def test_where_no_engine_gets_pictures_no_prompt_with_one_is_given_out(opened) -> None:
+    ledger = await opened(limits=LedgerLimits(shows_pictures=False))
+    for name in "abc":
+        await serve_turn(ledger, shown(name, ONE, session=name), make_turn(name))
+        await ledger.drop(name, DropReason.NO_NEXT_STATE)
+    await serve_turn(ledger, make_request("text", session="y", prompt=(1, 3)), make_turn("text"))
+    await ledger.drop("text", DropReason.NO_NEXT_STATE)
+    for name in "def":
+        await serve_turn(ledger, shown(name, ONE, session=name), make_turn(name))
+        await ledger.drop(name, DropReason.NO_NEXT_STATE)
+    # Newer ones take no place of a text.
+    assert [ids for _, ids in await ledger.recent_prompts(1)] == [(1, 3)]
+    for by in (0, None):
+        assert [ids for ids, _ in await ledger.recent_replies(sampled_by=by, limit=1)] == [(1, 3)]
+    assert await ledger.anchor_turns(user="ann", policy="policy", limit=1) == ["text"]
+    assert await ledger.practice_request("a") is None
+    assert (await ledger.practice_request("text")).prompt_ids == (1, 3)
+    assert (await ledger.turn("a")).request.pictures == (ONE,), "people see it"
     await ledger.aclose()
 
 
