@@ -117,9 +117,12 @@ class Album:
     def _file(self, picture: Picture) -> bytes:
         try:
             # In hex it names a file of this folder alone.
-            return (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
+            data = (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
         except (OSError, ValueError) as error:
             raise _gone(picture) from error
+        if sha256(data).hexdigest() != picture.digest:  # cut, or zeros
+            raise _gone(picture)
+        return data
 
 
 def _gone(picture: Picture) -> AlignmentError:

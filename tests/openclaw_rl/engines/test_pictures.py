@@ -107,6 +107,14 @@ async def test_a_forgotten_picture_is_told(album, tmp_path) -> None:
             await engine.score(PromptIds((300,), shown("webp").pictures), REPLY, lora_path=None, extra_key=None)
 
 
+async def test_a_file_of_other_bytes_is_no_picture(album, tmp_path) -> None:
+    picture = shown("png").pictures[0]
+    (tmp_path / picture.digest).write_bytes(bytes(len(FILES["png"])))
+    assert await album.read(picture, 9999) is None
+    with pytest.raises(AlignmentError, match="is not here"):
+        await album.shown(shown("png"))
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a" * 63, "g" * 64, "a" * 62 + "/.", ""])
 async def test_a_name_that_is_no_digest_opens_no_file(album, name) -> None:
     assert await album.read(Picture(name, 1, 1), 9999) is None
