@@ -94,9 +94,11 @@ def affordable(replies: Sequence[tuple[Ids, Ids]], settings: PublisherSettings) 
     turns = zip_longest(*(sorted(some, key=lambda reply: len(reply[0])) for some in of_kinds))
     kept: list[tuple[Ids, Ids]] = []
     budget = settings.gate_prompt_tokens
-    for prompt_ids, ids in [reply for pair in turns for reply in pair if reply is not None][: settings.gate_replies]:
+    for prompt_ids, ids in [reply for pair in turns for reply in pair if reply is not None]:
+        if len(kept) == settings.gate_replies:
+            break
         if kept and budget < len(prompt_ids):
-            continue
+            continue  # a long one takes no place of a shorter one behind it
         budget -= len(prompt_ids)
         kept.append((prompt_ids, ids[: settings.gate_tokens]))
     return kept

@@ -131,3 +131,6 @@ def test_ids_with_pictures_are_other_ids() -> None:
     assert head(one, -1) == PromptIds(text[:-1], one.pictures)
     assert type(head(text, -1)) is type(one[:-1]) is tuple
     assert pictures_of(text) == ()
+    for other in (None, 5, [*text], "text"):
+        assert one != other
+        assert one.__eq__(other) is one.__ne__(other) is NotImplemented

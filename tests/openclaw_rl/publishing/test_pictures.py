@@ -42,11 +42,18 @@ def test_the_gate_reads_replies_of_both_kinds() -> None:
     pictures = [(seeing(n), (1, 2, 3)) for n in (60, 50)]
     settings = PublisherSettings(gate_replies=4, gate_prompt_tokens=70, gate_tokens=2)
     kept = affordable([*texts, *pictures], settings)
-    assert [len(prompt) for prompt, _ in kept] == [2, 50, 3]
+    assert [len(prompt) for prompt, _ in kept] == [2, 50, 3, 4]
     assert all(ids == (1, 2) for _, ids in kept)
     assert kept[1][0] == seeing(50)
     assert [len(prompt) for prompt, _ in affordable(texts, settings)] == [2, 3, 4]
     assert affordable(pictures[:1], settings.model_copy(update={"gate_prompt_tokens": 5})) == [(seeing(60), (1, 2))]
+
+
+def test_a_prompt_past_the_budget_takes_no_place_of_a_shorter_one() -> None:
+    texts = [(tuple(range(n)), (1,)) for n in (2, 3, 4)]
+    settings = PublisherSettings(gate_replies=3, gate_prompt_tokens=20)
+    kept = affordable([*texts, (seeing(60), (1,)), (seeing(70), (1,))], settings)
+    assert [len(prompt) for prompt, _ in kept] == [2, 3, 4]
 
 
 class Blind(FakeEngine):
