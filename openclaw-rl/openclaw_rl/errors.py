@@ -119,6 +119,10 @@ class JudgeError(OpenClawRLError):
     """The judge gave no verdict."""
 
 
+class JudgeRefused(JudgeError):
+    """The judge refused this prompt; another prompt may be answered."""
+
+
 class TeacherError(OpenClawRLError):
     """The teacher gave no log-probs."""
 
