@@ -439,8 +439,10 @@ async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch)
     monkeypatch.setattr(pictures_module, "decoded", lambda *_: let_go.wait(30))
     start, engine = seeing_proxy(decode_timeout_s=0.01)
     async with start as proxy:
-        reply = await proxy.post(asked(picture_part(ONE)))
-        let_go.set()
+        try:
+            reply = await proxy.post(asked(picture_part(ONE)))
+        finally:
+            let_go.set()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
         assert "retry-after" in reply.headers
         assert engine.sent == []
