@@ -65,6 +65,13 @@ class EngineRefused(EngineError):
         self.message, self.status, self.retry_after = message, status, retry_after
 
 
+class PicturesRefused(EngineRefused):
+    """No engine was asked: the prompt shows pictures that the engine cannot get, or has a place without a picture."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=400)
+
+
 class EngineGone(EngineError):
     """The engine cannot be reached, or its answer ended in the middle."""
 
@@ -110,6 +117,10 @@ class LedgerMismatch(LedgerError):
 
 class JudgeError(OpenClawRLError):
     """The judge gave no verdict."""
+
+
+class JudgeRefused(JudgeError):
+    """The judge refused this prompt; another prompt may be answered."""
 
 
 class TeacherError(OpenClawRLError):

@@ -61,7 +61,7 @@ from openclaw_rl.engines.score_answers import (
     rows_of,
     scoring_request,
 )
-from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineGone, EngineRefused
+from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineGone, EngineRefused, PicturesRefused
 from openclaw_rl.settings import EngineSettings
 from openclaw_rl.types import Ids, LogProbs
 from openclaw_rl.types.pictures import pictures_of
@@ -243,10 +243,13 @@ class HttpEngine:
 
     async def _shown(self, prompt_ids: Ids) -> PicturePrompt | None:
         """Return a prompt with pictures as the engine gets it; None for a text."""
-        if not pictures_of(prompt_ids):
-            return None
         if self._album is None:
-            raise EngineRefused("this engine is shown no pictures", status=400)
+            if pictures_of(prompt_ids):
+                raise PicturesRefused("this engine is shown no pictures")
+            return None
+        if not pictures_of(prompt_ids) and self._album.placeholder in prompt_ids:
+            # Scored without its picture, a prompt gives finite log-probs, which mean nothing.
+            raise PicturesRefused("a picture's place in the prompt has no picture")
         return await self._album.shown(prompt_ids)
 
     async def is_healthy(self) -> bool:

@@ -73,7 +73,7 @@ class Album:
 
     def __init__(self, folder: Path, placeholder: int) -> None:
         """folder: the ledger's folder of pictures."""
-        self._folder, self._placeholder = folder, placeholder
+        self._folder, self.placeholder = folder, placeholder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="album")
 
     async def shown(self, prompt_ids: Ids) -> PicturePrompt | None:
@@ -93,7 +93,7 @@ class Album:
     def _shown(self, prompt_ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt:
         read = {picture.digest: self._read(picture) for picture in dict.fromkeys(pictures)}
         try:
-            return PicturePrompt.of(prompt_ids, [read[picture.digest] for picture in pictures], self._placeholder)
+            return PicturePrompt.of(prompt_ids, [read[picture.digest] for picture in pictures], self.placeholder)
         except ValueError as error:
             raise AlignmentError(str(error)) from error
 
@@ -117,9 +117,12 @@ class Album:
     def _file(self, picture: Picture) -> bytes:
         try:
             # In hex it names a file of this folder alone.
-            return (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
+            data = (self._folder / bytes.fromhex(picture.digest).hex()).read_bytes()
         except (OSError, ValueError) as error:
             raise _gone(picture) from error
+        if sha256(data).hexdigest() != picture.digest:  # cut, or zeros
+            raise _gone(picture)
+        return data
 
 
 def _gone(picture: Picture) -> AlignmentError:

@@ -12,7 +12,7 @@ from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
 from openclaw_rl.engines.pictures import PicturePrompt
-from openclaw_rl.errors import EngineError, JudgeError, RequestError
+from openclaw_rl.errors import EngineError, EngineRefused, JudgeError, JudgeRefused, RequestError
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.pictures import with_references
 from openclaw_rl.messages import ContentPart, Message, whole_characters
@@ -39,7 +39,7 @@ _CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 """Words of APIs for an answer that ended at its token limit."""
 
 
-class _RefusedError(JudgeError):
+class _RefusedError(JudgeRefused):
     """The judge refused the request, in these words."""
 
     def __init__(self, message: str, words: str) -> None:
@@ -132,7 +132,7 @@ class HttpJudgeClient:
                     return _parsed(content)
                 words = _words(content)
                 failure = f"judge answered {reply.status_code} at {self._base}{path}" + (f": {words}" if words else "")
-                if reply.status_code in (400, 422):
+                if reply.status_code in (400, 413, 415, 422):
                     raise _RefusedError(failure, words)
                 if reply.status_code != 429 and reply.status_code < 500:
                     break  # the request is at fault: another try would fail too
@@ -181,6 +181,8 @@ class EngineJudgeClient:
         except TimeoutError as error:
             raise JudgeError(f"judge did not answer within {self._settings.timeout_s:g} s") from error
         except EngineError as error:
+            if isinstance(error, EngineRefused) and error.status != 429:
+                raise JudgeRefused(f"judge's engine failed: {error}") from error
             raise JudgeError(f"judge's engine failed: {error}") from error
         text = self._decode(tuple(reply.output_ids))
         if self._decode(prompt_ids[-8:]).rstrip().endswith("<think>"):
@@ -197,7 +199,7 @@ class EngineJudgeClient:
         if not pictures:
             return ids, None
         if self._placeholder is None:
-            raise JudgeError("this judge reads text only")
+            raise JudgeRefused("this judge reads text only")
         return ids, PicturePrompt.of(ids, pictures, self._placeholder)
 
     def _rendered(self, prompt: Sequence[Message]) -> Ids:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openclaw_rl.errors import JudgeError
+from openclaw_rl.errors import JudgeError, JudgeRefused
 from openclaw_rl.judge.judge import Outcome, Undecided, count, parse_vote
 from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.prompt import judge_prompt
@@ -45,6 +45,24 @@ class _Vote:
     is_cut: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OrText:
+    """A client of a judge that may be refused a prompt with pictures: then it asks with the text alone."""
+
+    ask: JudgeClient
+    text: Sequence[Message]
+    sight: Sight
+
+    async def __call__(self, prompt: Sequence[Message], *, max_new_tokens: int) -> Answer:
+        try:
+            return await self.ask(prompt, max_new_tokens=max_new_tokens)
+        except JudgeRefused:
+            if prompt is self.text:
+                raise
+            self.sight.refused()
+            return await self.ask(self.text, max_new_tokens=max_new_tokens)
+
+
 class LlmJudge:
     def __init__(self, ask: JudgeClient, settings: JudgeSettings, sight: Sight | None = None) -> None:
         """sight: the pictures that the judge gets; None: it reads text alone."""
@@ -56,11 +74,13 @@ class LlmJudge:
         if (ruling := rule_on_reactions(judged.next_state.reactions)) is not None:
             return Verdict(ruling.value, (ruling.value,), source="rules", rationale=ruling.rule)
         prompt: Sequence[Message] = await asyncio.to_thread(judge_prompt, judged)
+        ask = self._ask
         if self._sight is not None:
+            ask = OrText(ask, prompt, self._sight)
             prompt = await self._sight.shown(judged, prompt, "reply")
         cast: list[_Vote] = []
         for _ in range(2):
-            ballot, outcome = await self._ballot(prompt)
+            ballot, outcome = await self._ballot(ask, prompt)
             cast += ballot
             if outcome is Outcome.TIE:
                 continue
@@ -77,11 +97,11 @@ class LlmJudge:
             return Verdict(outcome, votes, source="llm", rationale=text[-RATIONALE_CHARS:])
         raise Undecided(f"a tie, twice: {[vote.value for vote in cast]}")
 
-    async def _ballot(self, prompt: Sequence[Message]) -> tuple[list[_Vote], int | Outcome]:
+    async def _ballot(self, ask: JudgeClient, prompt: Sequence[Message]) -> tuple[list[_Vote], int | Outcome]:
         votes: list[_Vote] = []
         outcome: int | Outcome = Outcome.OPEN
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._vote(prompt)) for _ in range(self._settings.votes)]
+            tasks = [group.create_task(self._vote(ask, prompt)) for _ in range(self._settings.votes)]
             for done in asyncio.as_completed(tasks):
                 votes.append(await done)
                 outstanding = self._settings.votes - len(votes)
@@ -92,9 +112,9 @@ class LlmJudge:
                 task.cancel()
         return votes, outcome
 
-    async def _vote(self, prompt: Sequence[Message]) -> _Vote:
+    async def _vote(self, ask: JudgeClient, prompt: Sequence[Message]) -> _Vote:
         try:
-            answer = await asked_again_if_cut(self._ask, prompt, self._settings.max_new_tokens)
+            answer = await asked_again_if_cut(ask, prompt, self._settings.max_new_tokens)
         except JudgeError as error:
             return _Vote(None, error=error)
         return _Vote(parse_vote(answer.text, is_cut=answer.is_cut), answer.text, is_cut=answer.is_cut)

@@ -7,7 +7,7 @@ Leaves to others: the text (`prompt`, `steps`), and the files (`engines.pictures
 """
 
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -32,15 +32,21 @@ class Sight:
     album: Album
     most: int
     most_pixels: int
+    refused: Callable[[], None] = lambda: None
+    """Counts a prompt whose pictures the judge refused."""
 
     @classmethod
-    def of(cls, settings: JudgeSettings, album: Album | None) -> "Sight | None":
+    def of(
+        cls, settings: JudgeSettings, album: Album | None, refused: Callable[[], None] = lambda: None
+    ) -> "Sight | None":
         """Return the sight of a judge; None for a judge that reads text alone.
 
         album: pictures of recorded prompts; None where no engine takes any.
         """
         sees = settings.url is None if settings.sees is None else settings.sees
-        return cls(album, settings.most_pictures, settings.picture_pixels) if sees and album is not None else None
+        if album is None or not sees:
+            return None
+        return cls(album, settings.most_pictures, settings.picture_pixels, refused)
 
     async def shown(self, judged: JudgedTurn, prompt: Sequence[Message], what: str) -> Sequence[Message]:
         """Return the prompt with the turn's pictures behind its text; the prompt itself if the turn has none.

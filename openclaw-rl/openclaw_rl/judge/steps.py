@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge.judge import Judge, Unasked, parse_vote
-from openclaw_rl.judge.llm import RATIONALE_CHARS, JudgeClient, asked_again_if_cut
+from openclaw_rl.judge.llm import RATIONALE_CHARS, JudgeClient, OrText, asked_again_if_cut
 from openclaw_rl.judge.phrases import TOOL_RULES
 from openclaw_rl.judge.pictures import Sight
 from openclaw_rl.judge.prompt import fence, neutral, said, trim
@@ -75,10 +75,12 @@ class StepLlmJudge:
     async def verdict(self, judged: JudgedTurn) -> Verdict:
         """Return the verdict with every vote; its value is the sign of the mean."""
         prompt: Sequence[Message] = await asyncio.to_thread(step_prompt, judged)
+        ask = self._ask
         if self._sight is not None:
+            ask = OrText(ask, prompt, self._sight)
             prompt = await self._sight.shown(judged, prompt, "step")
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._vote(prompt)) for _ in range(self._settings.votes)]
+            tasks = [group.create_task(self._vote(ask, prompt)) for _ in range(self._settings.votes)]
         cast = [task.result() for task in tasks]
         votes = tuple(vote for vote, _ in cast)
         valid = [vote for vote in votes if vote is not None]
@@ -88,9 +90,9 @@ class StepLlmJudge:
         text = next(text for vote, text in cast if vote is not None)
         return Verdict((mean > 0) - (mean < 0), votes, source="llm", rationale=text[-RATIONALE_CHARS:])
 
-    async def _vote(self, prompt: Sequence[Message]) -> tuple[int | None, str]:
+    async def _vote(self, ask: JudgeClient, prompt: Sequence[Message]) -> tuple[int | None, str]:
         try:
-            answer = await asked_again_if_cut(self._ask, prompt, self._settings.max_new_tokens)
+            answer = await asked_again_if_cut(ask, prompt, self._settings.max_new_tokens)
         except JudgeError as error:
             return None, str(error)
         return parse_vote(answer.text, is_cut=answer.is_cut), answer.text

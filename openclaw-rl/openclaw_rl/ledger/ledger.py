@@ -29,7 +29,7 @@ from openclaw_rl.ledger.leases import Leases
 from openclaw_rl.ledger.lineage import Lineage
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.outcomes import Outcomes
-from openclaw_rl.ledger.pictures import Staged, folder_of
+from openclaw_rl.ledger.pictures import Staged, folder_of, sweep_left
 from openclaw_rl.ledger.policies import Policies
 from openclaw_rl.ledger.practice import Practising
 from openclaw_rl.ledger.records import Identity
@@ -85,7 +85,10 @@ class Ledger(
     ) -> None:
         super().__init__(writer, reader, training, redactor, clock)
         self._staged = staged
+        if staged is not None:
+            staged.on_left = partial(writer.soon, sweep_left)
         self._lock, self._most_waiting, self._episodes = lock, limits.waiting, limits.episodes
+        self._shows_pictures = limits.shows_pictures
 
     @classmethod
     async def open(

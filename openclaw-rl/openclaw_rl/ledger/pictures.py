@@ -20,7 +20,8 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from openclaw_rl.data_dir import write_private
@@ -32,6 +33,15 @@ from openclaw_rl.types.pictures import Picture
 _ZEROS = bytes(2**16)
 
 
+class _Hold:
+    """The time in which one request needs its pictures on disk."""
+
+    __slots__ = ("is_open",)
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+
 class Staged:
     """Files of pictures that are written, or known to be here, before the rows that name them. Thread-safe."""
 
@@ -41,6 +51,12 @@ class Staged:
         self._held: Counter[str] = Counter()
         self._whole: set[str] = set()
         """Of these, the files that are on disk."""
+        self._written: str | None = None
+        """The file that is being written: it may be of a hold that ended."""
+        self._left: set[str] = set()
+        """Files that may have no row: those of a hold that failed, and those that a sweep left as they were held."""
+        self.on_left: Callable[[], None] = lambda: None
+        """Is called on the event loop when `take_left` has files to give."""
         # One thread: two writers of one file would meet. What waits for it is bounded by the chats that run.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger-pictures")
 
@@ -55,9 +71,9 @@ class Staged:
         """Have the pictures on disk, and keep them there for the time of the block.
 
         known: returns those of the digests that rows name. Raises LedgerError if a picture cannot be written within
-        `timeout_s`.
+        `timeout_s`. If the block fails, files without a row are left to `take_left`.
         """
-        by_digest = {picture.digest: picture for picture in pictures}
+        by_digest, loop, hold = {one.digest: one for one in pictures}, asyncio.get_running_loop(), _Hold()
         with self._lock:
             self._held.update(by_digest.keys())
         try:
@@ -65,29 +81,56 @@ class Staged:
                 async with asyncio.timeout(timeout_s):
                     # Held first: a row that is read now has its file for as long as that file is held.
                     rows = await known(by_digest)
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._thread, self._write, list(by_digest.values()), rows)
+                    write = partial(self._write, hold, list(by_digest.values()), rows, loop)
+                    await loop.run_in_executor(self._thread, write)
             except TimeoutError as error:
                 raise LedgerError(f"the pictures were not written within {timeout_s:g} s") from error
             except RuntimeError as error:
                 raise LedgerUnavailable("the ledger is closed") from error
             yield
+        except BaseException:
+            with self._lock:
+                self._left.update(by_digest)
+            raise
         finally:
             with self._lock:
+                hold.is_open = False
                 self._held.subtract(by_digest.keys())
                 for digest in by_digest:
                     if self._held[digest] <= 0:
                         del self._held[digest]
                         self._whole.discard(digest)
+                is_left = not self._left.isdisjoint(by_digest)
+            if is_left:
+                self.on_left()
 
-    def _write(self, pictures: Sequence[Picture], known: Collection[str]) -> None:
+    def _write(
+        self, hold: _Hold, pictures: Sequence[Picture], known: Collection[str], loop: asyncio.AbstractEventLoop
+    ) -> None:
         for picture in pictures:
-            # A file without a row may be half deleted: it is written again.
-            if not self.has(picture.digest):
-                _write(self._folder, picture, is_known=picture.digest in known)
             with self._lock:
-                if picture.digest in self._held:
-                    self._whole.add(picture.digest)
+                if not hold.is_open:
+                    return  # nobody waits for the rest
+                if picture.digest in self._whole:
+                    continue
+                self._written = picture.digest
+            is_done = False
+            try:
+                # A file without a row may be half deleted: it is written again.
+                _write(self._folder, picture, is_known=picture.digest in known)
+                is_done = True
+            finally:
+                with self._lock:
+                    self._written = None
+                    # Only for its own hold: another one may have read the rows after a deletion.
+                    if is_done and hold.is_open:
+                        self._whole.add(picture.digest)
+                    is_left = not hold.is_open
+                    if is_left:
+                        self._left.add(picture.digest)
+                if is_left:
+                    with suppress(RuntimeError):  # the loop is closed: the next start sweeps
+                        loop.call_soon_threadsafe(self.on_left)
 
     def has(self, digest: str) -> bool:
         """Return True if the file is held and on disk."""
@@ -95,11 +138,26 @@ class Staged:
             return digest in self._whole
 
     def set_aside(self, file: Path) -> Path | None:
-        """Rename a file that is to be deleted, so that no reader takes its zeros for the picture; None: it is held."""
+        """Rename a file that is to be deleted, so that no reader takes its zeros for the picture.
+
+        None: it is held or being written, and comes back in `take_left` when it is free.
+        """
+        digest = file.name.lstrip(".").partition(".")[0]
         with self._lock:
-            if file.name.lstrip(".").partition(".")[0] in self._held:
+            if self._is_used(digest):
+                self._left.add(digest)
                 return None
             return file if file.name.startswith(".") else file.rename(file.with_name(f".{file.name}"))
+
+    def take_left(self) -> list[str]:
+        """Return the digests of files that may have no row and that no one uses, once."""
+        with self._lock:
+            free = [digest for digest in self._left if not self._is_used(digest)]
+            self._left.difference_update(free)
+            return free
+
+    def _is_used(self, digest: str) -> bool:
+        return digest in self._held or digest == self._written
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
@@ -173,8 +231,9 @@ def sweep(db: sqlite3.Connection) -> bool:
     return _delete_all(db, files, set(names(db)))
 
 
-def sweep_some(db: sqlite3.Connection, digests: Collection[str]) -> bool:
-    """Do as `sweep` for these files alone: those of a request that was refused."""
+def sweep_left(db: sqlite3.Connection) -> bool:
+    """Do as `sweep` for the files alone that `Staged` left."""
+    digests = _staged(db).take_left()
     files = [file for digest in digests if (file := _folder(db) / digest).exists()]
     return _delete_all(db, files, known(db, digests))
 

@@ -79,10 +79,12 @@ class Practising(LedgerPart):
 
     @read
     def practice_request(self, db: sqlite3.Connection, turn_id: str) -> Request | None:
-        """Return the request of a turn; None when the turn was forgotten, or the file of a picture is missing."""
+        """Return the request of a turn; None when the turn was forgotten, or no engine can get its pictures."""
         found = db.execute("SELECT id FROM turn WHERE turn_id = ?", (turn_id,)).fetchone()
         request = None if found is None else read_request(db, found["id"])
-        return request if request is not None and pictures.are_here(db, request.pictures) else None
+        if request is None or (request.pictures and not self._shows_pictures):
+            return None
+        return request if pictures.are_here(db, request.pictures) else None
 
     @read
     def anchor_turns(self, db: sqlite3.Connection, *, user: str, policy: str, limit: int) -> list[str]:
@@ -101,8 +103,9 @@ class Practising(LedgerPart):
             " EXISTS (SELECT 1 FROM feedback WHERE feedback.turn = turn.id AND feedback.value < 0) AS is_blamed"
             " FROM request JOIN turn USING (id) LEFT JOIN verdict USING (id)"
             " WHERE user = ? AND request.policy = ? AND practice IS NULL AND demonstration_of IS NULL"
+            " AND (? OR NOT EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id))"
             " ORDER BY request.id DESC LIMIT ?",
-            (*reasons, user, policy, _TURNS_LOOKED_AT),
+            (*reasons, user, policy, self._shows_pictures, _TURNS_LOOKED_AT),
         ).fetchall()
         asked = "SELECT prompt FROM wish JOIN wish_source ON wish = wish.id JOIN request ON request.id = turn"
         corrected = {prompt for (prompt,) in db.execute(f"{asked} WHERE wish.user = ?", (user,))}

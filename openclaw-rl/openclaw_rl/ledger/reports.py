@@ -33,7 +33,7 @@ _NOT_A_REPLY_OF_THE_POLICY = (
 _PROMPTS_LOOKED_AT = 200
 
 
-_SHOWS = "EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id) AS shows"
+_SHOWS = "EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
 """True for a request that shows pictures."""
 
 
@@ -71,13 +71,15 @@ class Reports(LedgerPart):
 
         sampled_by: None for any version of the policy.
 
-        Only replies that are plain samples of the policy, and whose owner allows their use.
+        Only replies that are plain samples of the policy, and whose owner allows their use. Those of prompts with
+        pictures only where engines get them.
         """
         marks = ",".join("?" * len(_NOT_A_REPLY_OF_THE_POLICY))
         rows = db.execute(
-            f"SELECT id, prompt, ids, {_SHOWS} FROM turn JOIN request USING (id) JOIN reply USING (id)"
+            f"SELECT id, prompt, ids, {_SHOWS} AS shows FROM turn JOIN request USING (id) JOIN reply USING (id)"
             f" WHERE (turn.reason IS NULL OR turn.reason NOT IN ({marks})) AND length(versions) = 8"
-            f" AND demonstration_of IS NULL AND practice IS NULL"
+            " AND demonstration_of IS NULL AND practice IS NULL"
+            + ("" if self._shows_pictures else f" AND NOT {_SHOWS}")
             + (f" AND {_of(policy)}" if sampled_by is None else " AND oldest_version = ?")
             + " ORDER BY turn.id DESC LIMIT ?",
             (*map(str, _NOT_A_REPLY_OF_THE_POLICY), policy if sampled_by is None else sampled_by, limit),
@@ -120,9 +122,10 @@ class Reports(LedgerPart):
         """
         table = "request" if policy == SHARED_POLICY else "turn"
         rows = db.execute(
-            f"SELECT id, user, session_id, prompt, {_SHOWS} FROM request LEFT JOIN turn USING (id)"
+            f"SELECT id, user, session_id, prompt, {_SHOWS} AS shows FROM request LEFT JOIN turn USING (id)"
             f" WHERE demonstration_of IS NULL AND practice IS NULL AND prompt <> x'' AND {_of(policy, table)}"
-            f" ORDER BY {table}.id DESC LIMIT ?",
+            + ("" if self._shows_pictures else f" AND NOT {_SHOWS}")
+            + f" ORDER BY {table}.id DESC LIMIT ?",
             (policy, _PROMPTS_LOOKED_AT),
         ).fetchall()
         newest: dict[tuple[str, str | None], sqlite3.Row] = {}

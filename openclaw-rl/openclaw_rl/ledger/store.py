@@ -85,12 +85,14 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLimits:
-    """Bounds of what waits."""
+    """Bounds of what waits, and of what engines get."""
 
     waiting: Mapping[TurnState, int] = field(default_factory=dict)
     """Most turns in a state. The transaction that makes one too many drops the oldest as `backlog`."""
     episodes: EpisodeSettings = field(default_factory=EpisodeSettings)
     """Ages of episodes, groups that may wait, and groups of a batch."""
+    shows_pictures: bool = True
+    """False: no engine gets pictures, so no prompt with pictures is given out to be scored or answered anew."""
 
 
 class LedgerPart:
@@ -106,6 +108,7 @@ class LedgerPart:
         self._step = (0, 0.0)
         """Fence of the lease whose optimizer stepped last, and the end of the time (monotonic) that deletions wait."""
         self._episodes = EpisodeSettings()
+        self._shows_pictures = True
         self._most_waiting: Mapping[TurnState, int] = {}
         """Most turns that may be in a state; every transaction holds to it."""
 

@@ -6,12 +6,11 @@ end of the reply.
 
 import sqlite3
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import replace
 
 import orjson
 
-from openclaw_rl.errors import EpisodeRefused, LedgerError
+from openclaw_rl.errors import LedgerError
 from openclaw_rl.ledger import blobs, feedback, pictures, steps
 from openclaw_rl.ledger.blobs import pack_floats, pack_ids, pack_mask, pack_runs, unpack_ids
 from openclaw_rl.ledger.schema import cut, in_list
@@ -47,14 +46,8 @@ class Turns(LedgerPart):
         if not request.pictures or self._staged is None or self._redactor.hides_pictures:
             await self._begin(request)
             return
-        try:
-            async with self._staged.hold(request.pictures, self._known_pictures, timeout_s=CHAT_TIMEOUT_S):
-                await self._begin(request)
-        except EpisodeRefused:  # no row will ever name them
-            refused = {picture.digest for picture in request.pictures}
-            with suppress(LedgerError):  # then the next sweep deletes them
-                await self._writer.alone(lambda db: pictures.sweep_some(db, refused))
-            raise
+        async with self._staged.hold(request.pictures, self._known_pictures, timeout_s=CHAT_TIMEOUT_S):
+            await self._begin(request)
 
     @read
     def _known_pictures(self, db: sqlite3.Connection, digests: Collection[str]) -> set[str]:

@@ -96,6 +96,16 @@ class Writer:
         """Run `work` outside a transaction, between two groups (SQLite refuses VACUUM inside one)."""
         return await self.write(work, is_alone=True)
 
+    def soon(self, work: Work[object]) -> None:
+        """Run `work` as `alone` does, behind the jobs that wait. No caller waits for it; a closed writer skips it."""
+        if self.is_closed or not self._thread.is_alive():
+            return
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop.create_future(), loop, is_alone=True)
+        job.answer.add_done_callback(_tell_of_failure)
+        self._waiting += 1
+        self._jobs.put(job)
+
     async def write(
         self, work: Work[T], *, timeout_s: float | None = None, is_synced: bool = True, is_alone: bool = False
     ) -> T:
@@ -265,6 +275,11 @@ class Writer:
         if self._failure is not None:
             log.info("ledger_writes_again", after=self._failure, not_written=self._lost)
             self._failure, self._lost = None, 0
+
+
+def _tell_of_failure(answer: "asyncio.Future[object]") -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        log.warning("ledger_job_failed", error=str(error))
 
 
 def _alone(db: sqlite3.Connection, job: _Job) -> _Outcome:

@@ -6,6 +6,7 @@ from typing import Literal
 from openclaw_rl.judge.prompt import is_request
 from openclaw_rl.messages import ContentPart, Message
 from openclaw_rl.sessions.openclaw import is_ephemeral
+from openclaw_rl.types.pictures import PICTURE_PARTS
 
 HintPlace = Literal["behind", "between"]
 """`behind`: the hint ends the message. `between`: the message is repeated behind the hint. A small model answers what
@@ -25,11 +26,17 @@ def hinted(messages: Sequence[Message], hint: str, place: HintPlace = "behind") 
 
 
 def asked_instead(messages: Sequence[Message], request: str) -> tuple[Message, ...] | None:
-    """Return the conversation with other words in the place of the last message that a user wrote; None without one."""
+    """Return the conversation with other words in the place of the last message that a user wrote; None without one.
+
+    The message keeps its pictures, in front of the words.
+    """
     at = _last_request(messages)
     if at is None:
         return None
-    return (*messages[:at], messages[at].model_copy(update={"content": request}), *messages[at + 1 :])
+    said = messages[at].content
+    kept = [part for part in said if part.type in PICTURE_PARTS] if isinstance(said, list) else []
+    content = [*kept, ContentPart(type="text", text=request)] if kept else request
+    return (*messages[:at], messages[at].model_copy(update={"content": content}), *messages[at + 1 :])
 
 
 def _last_request(messages: Sequence[Message]) -> int | None:

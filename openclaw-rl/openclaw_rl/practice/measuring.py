@@ -16,15 +16,21 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import structlog
+
 from openclaw_rl.engines.admission import VersionAdmission, VersionUse
 from openclaw_rl.engines.base import Engine
 from openclaw_rl.engines.pictures import Album
-from openclaw_rl.errors import EngineRefused
+from openclaw_rl.errors import AlignmentError, EngineRefused
+from openclaw_rl.messages import Message
 from openclaw_rl.methods.base import Render
 from openclaw_rl.methods.hinted_prompt import HintPlace, hinted
 from openclaw_rl.practice.sampling import Decoder, base_reply
 from openclaw_rl.practice.share import Forced, learned_share, mean_kl, moved_once
 from openclaw_rl.types import Ids, LogProbs, PracticeReply, Request, Wish
+from openclaw_rl.types.pictures import pictures_of, with_pictures
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -112,7 +118,8 @@ class Meter:
             made = await _together(self._fixed(wish, turn_id) for turn_id in turns)
             texts = [text for some in made for text in some]
             policy = await _together(self._policy(text, use) for text in texts)
-        forced = [Forced(now, text.base, text.hinted) for now, text in zip(policy, texts, strict=True)]
+        scored = [(now, text) for now, text in zip(policy, texts, strict=True) if now is not None]
+        forced = [Forced(now, text.base, text.hinted) for now, text in scored]
         return Measure(learned_share(forced), kl)
 
     def forget_all_but(self, wishes: Sequence[Wish], replies: Iterable[PracticeReply] = ()) -> None:
@@ -140,6 +147,12 @@ class Meter:
         messages = None if request is None else hinted(request.messages, words, self._reading.place)
         if request is None or messages is None or not request.prompt_ids:
             return ()
+        made = self._texts_on(request, messages, words, turn_id)
+        return await self._or_left_out(made, request.prompt_ids) or ()
+
+    async def _texts_on(
+        self, request: Request, messages: Sequence[Message], words: str, turn_id: str
+    ) -> tuple[FixedText, ...]:
         prompt = request.prompt_ids
         told = await asyncio.to_thread(self._render, messages, request.tools_json, request.template_kwargs_json)
         if turn_id not in self._plain:
@@ -176,27 +189,45 @@ class Meter:
 
     async def _kl(self, replies: Sequence[PracticeReply]) -> float | None:
         """Return the distance of the newest replies from the base; None while there are too few of them."""
-        samples = [reply.sample for reply in replies[-KL_REPLIES:] if reply.sample.student_log_probs is not None]
-        if len(samples) < KL_REPLIES:
+        scored = [reply for reply in replies[-KL_REPLIES:] if reply.sample.student_log_probs is not None]
+        if len(scored) < KL_REPLIES:
             return None
         pairs = []
-        for sample in samples:
+        for sample, shown in ((reply.sample, reply.request.pictures) for reply in scored):
             if sample.sample_id not in self._far:
-                self._far[sample.sample_id] = await self._of_base(sample.prompt_ids, sample.response_ids)
+                prompt = with_pictures(sample.prompt_ids, shown)  # a sample's own ids are a trainer's: digests beside
+                far = await self._or_left_out(self._of_base(prompt, sample.response_ids), prompt)
+                if far is None:
+                    continue
+                self._far[sample.sample_id] = far
             pairs.append((sample.student_log_probs or (), self._far[sample.sample_id]))
-        return mean_kl(pairs)
+        return mean_kl(pairs) if pairs else None
 
-    async def _policy(self, text: FixedText, use: VersionUse) -> LogProbs:
+    async def _policy(self, text: FixedText, use: VersionUse) -> LogProbs | None:
+        """Return the text's log-probs under the policy; None: the pictures of its prompt fail."""
         if self._scored[0] != use.extra_key:
             self._scored = (use.extra_key, {})
         known, key = self._scored[1], (text.prompt, text.response)
         if key not in known:
             score = self._engine.score(*key, lora_path=use.lora_path, extra_key=use.extra_key)
-            known[key] = (await self._within(score)).log_probs
+            if (found := await self._or_left_out(self._within(score), text.prompt)) is None:
+                return None
+            known[key] = found.log_probs
         return known[key]
 
     async def _of_base(self, prompt: Ids, response: Ids) -> LogProbs:
         return (await self._within(self._base.score(prompt, response, lora_path=None, extra_key="v0"))).log_probs
+
+    async def _or_left_out(self, call: Awaitable[T], prompt: Ids) -> T | None:
+        """Return the call's answer; None if it fails for a prompt with pictures: such a prompt stops no practice."""
+        try:
+            return await call
+        except (EngineRefused, AlignmentError) as error:
+            is_busy = isinstance(error, EngineRefused) and error.status == 429
+            if is_busy or not pictures_of(prompt):
+                raise
+            log.warning("measure_left_out", error=str(error))
+            return None
 
     async def _within(self, call: Awaitable[T]) -> T:
         async with asyncio.timeout(self._timeout_s):

@@ -33,22 +33,23 @@ from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing.canary import Canary, CanaryScore, Score, ScoreBase
 from openclaw_rl.publishing.reply_scores import (
     Remembered,
+    Reply,
     affordable,
     few_at_once,
     in_time,
     mean_abs,
+    or_left_out,
     probed_kl,
+    scored,
     with_ids,
 )
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import SHARED_POLICY, Ids, LogProbs, StepProbe, StepReport, Version, VersionState, WeightKind
+from openclaw_rl.types.pictures import pictures_of
 
 log = structlog.get_logger()
-
-Reply = tuple[Ids, Ids]
-"""A prompt, and the start of a reply to it."""
 
 BASE_KL_ALERT = 0.8
 _ANCESTORS = 64
@@ -209,11 +210,11 @@ class Gate:
             return BeforeSwap(serving, allowed)
         started, end = time.perf_counter(), self._end()
         old = partial(self._finite, serving)
-        replies = await self._scored(old, await self._replies_of(serving), end)
+        replies = await scored(old, await self._replies_of(serving), end, self._health)
         base_replies: tuple[tuple[Reply, float], ...] = ()
         if self._score_base is not None and serving != 0:
-            base_replies = await self._scored(
-                self._base_numbers, affordable(await self._stored(0), self._settings), end
+            base_replies = await scored(
+                self._base_numbers, affordable(await self._stored(0), self._settings), end, self._health
             )
         # Without an engine for the base, the version that is met first takes its place.
         base = old if self._score_base is None else self._base_numbers
@@ -257,21 +258,11 @@ class Gate:
 
     async def _moved(self, number: int, before: Sequence[tuple[Reply, float]], end: float) -> float | None:
         """Return the mean over tokens of log π_before − log π_number on the replies that were scored in time."""
-        after = await self._scored(partial(self._tested, number), [reply for reply, _ in before], end)
-        lost = math.fsum(old - new for (_, old), (_, new) in zip(before, after, strict=False))
+        known = dict(before)
+        after = await scored(partial(self._tested, number), list(known), end, self._health)
+        lost = math.fsum(known[reply] - new for reply, new in after)
         count = sum(len(ids) for (_, ids), _ in after)
         return lost / count if count else None
-
-    async def _scored(self, score: ScoreBase, replies: Sequence[Reply], end: float) -> tuple[tuple[Reply, float], ...]:
-        """Return the replies with the sums of their log-probs: those that were scored before `end`."""
-        totals: list[float] = []
-
-        async def run() -> None:
-            for prompt_ids, ids in replies:
-                totals.append(math.fsum(await score(prompt_ids, ids)))  # kept when the time is over
-
-        await in_time(run(), end, "replies")
-        return tuple(zip(replies, totals, strict=False))
 
     async def _replies_of(self, number: int) -> list[Reply]:
         """Return replies of a version; if it sampled none, those of its nearest ancestor that did."""
@@ -297,7 +288,7 @@ class Gate:
         self._remembered.next_preparation()
         for number in sorted({serving, 0}):
             replies = affordable(await self._stored(number), self._settings)
-            await few_at_once([partial(self._remembered.of, number, *reply, self._finite) for reply in replies])
+            await few_at_once([partial(self._known, number, *reply) for reply in replies])
         await self._canaries.compare_with(self._base_numbers)
 
     async def _kl(self, a: int, b: int) -> float | None:
@@ -306,14 +297,21 @@ class Gate:
         That is an unbiased estimate of KL(a ‖ b).
         """
         replies = affordable(await self._stored(a), self._settings)
-        lost = await few_at_once([partial(self._lost, a, b, *reply) for reply in replies])
-        count = sum(len(ids) for _, ids in replies)
-        return math.fsum(lost) / count if count else None
+        of_each = await few_at_once([partial(self._lost, a, b, *reply) for reply in replies])
+        lost = [(nats, len(ids)) for nats, (_, ids) in zip(of_each, replies, strict=True) if nats is not None]
+        count = sum(tokens for _, tokens in lost)
+        return math.fsum(nats for nats, _ in lost) / count if count else None
 
-    async def _lost(self, a: int, b: int, prompt_ids: Ids, ids: Ids) -> float:
-        """Return log π_a − log π_b of the reply. Version b is the tested one."""
-        under_a = await self._remembered.of(a, prompt_ids, ids, self._finite)
+    async def _lost(self, a: int, b: int, prompt_ids: Ids, ids: Ids) -> float | None:
+        """Return log π_a − log π_b of the reply. Version b is the tested one. None: the reply is left out."""
+        if (under_a := await self._known(a, prompt_ids, ids)) is None:
+            return None
         return math.fsum(under_a) - math.fsum(await self._tested(b, prompt_ids, ids))
+
+    async def _known(self, number: int, prompt_ids: Ids, ids: Ids) -> LogProbs | None:
+        """Return log-probs under a version that served; None: the reply's pictures fail, and it is left out."""
+        found = self._remembered.of(number, prompt_ids, ids, self._finite)
+        return await or_left_out(found, prompt_ids, self._health)
 
     async def _stored(self, number: int) -> list[Reply]:
         return await self._ledger.recent_replies(sampled_by=number, limit=4 * self._settings.gate_replies)
@@ -362,12 +360,14 @@ class Gate:
         return None
 
     async def _short_reply(self) -> tuple[Ids, Ids] | None:
-        """Return a stored prompt and the start of its reply, of the policy that is tested."""
+        """Return a stored prompt and the start of its reply, of the policy that is tested; a text before others."""
         replies = await self._ledger.recent_replies(
             sampled_by=None, limit=self._settings.gate_replies, policy=self.policy
         )
-        for prompt_ids, response_ids in sorted(replies, key=lambda reply: len(reply[0])):
-            return prompt_ids, response_ids[: self._settings.gate_tokens]
+        for prompt_ids, response_ids in sorted(replies, key=lambda reply: (bool(pictures_of(reply[0])), len(reply[0]))):
+            ids = response_ids[: self._settings.gate_tokens]
+            if not pictures_of(prompt_ids) or await self._known(self._current, prompt_ids, ids) is not None:
+                return prompt_ids, ids
         return None
 
     async def _finite(self, number: int, prompt_ids: Ids, ids: Ids, score: Score | None = None) -> LogProbs:

@@ -14,14 +14,14 @@ from contextlib import suppress
 
 import structlog
 
-from openclaw_rl.errors import EngineGone, EngineLeft, EngineRefused
+from openclaw_rl.errors import AlignmentError, EngineGone, EngineLeft, EngineRefused, PicturesRefused
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import version_folders
 from openclaw_rl.publishing.engine_weights import PolicyEngine
 from openclaw_rl.publishing.gate import Gate
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.types import SHARED_POLICY, Version, VersionState, WeightKind
-from openclaw_rl.types.pictures import head
+from openclaw_rl.types.pictures import head, pictures_of
 
 log = structlog.get_logger()
 
@@ -168,9 +168,11 @@ class Publication:
     async def _prewarm(self, version: Version) -> None:
         """Prefill the prompts of recently active sessions, so that their next turn finds its prefix cached."""
         for user, prompt_ids in await self._ledger.recent_prompts(self._prewarm_sessions, version.policy):
+            # A picture may be gone, or the engine refuse it: that session's next turn is prefilled then.
+            of_pictures = (EngineRefused, AlignmentError) if pictures_of(prompt_ids) else (PicturesRefused,)
             if len(prompt_ids) > 1:
                 for score in self._policy.scores():
-                    with suppress(EngineLeft):
+                    with suppress(EngineLeft, *of_pictures):
                         await score(version.weight_version, head(prompt_ids, -1), prompt_ids[-1:], user=user)
 
 

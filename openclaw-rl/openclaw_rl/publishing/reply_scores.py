@@ -17,14 +17,18 @@ from typing import TypeVar
 
 import structlog
 
-from openclaw_rl.errors import AlignmentError, EngineError
+from openclaw_rl.errors import AlignmentError, EngineError, EngineRefused, PicturesRefused
 from openclaw_rl.settings import PublisherSettings
+from openclaw_rl.telemetry.health import Health
 from openclaw_rl.types import Ids, LogProbs, StepProbe
 from openclaw_rl.types.pictures import pictures_of
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+Reply = tuple[Ids, Ids]
+"""A prompt, and the start of a reply to it."""
 
 AT_ONCE = 2
 """Scoring calls that the gate has on the engine at once: they share its steps. With four, chats beside a gate seemed to
@@ -66,6 +70,21 @@ def _key(number: int, prompt_ids: Ids, ids: Ids) -> bytes:
     return hashlib.blake2b(numbers.tobytes() + shown.encode(), digest_size=16).digest()
 
 
+async def or_left_out(call: Awaitable[T], prompt_ids: Ids, health: Health) -> T | None:
+    """Return the call's answer; None if it fails for a prompt with pictures, which is left out and counted.
+
+    A picture may be gone, or the engine refuse it. It must stop no version.
+    """
+    try:
+        return await call
+    except (EngineRefused, AlignmentError) as error:
+        if not pictures_of(prompt_ids) and not isinstance(error, PicturesRefused):
+            raise
+        health.count("gate_pictures_left_out")
+        log.warning("gate_reply_left_out", error=str(error))
+        return None
+
+
 def affordable(replies: Sequence[tuple[Ids, Ids]], settings: PublisherSettings) -> list[tuple[Ids, Ids]]:
     """Return the first tokens of the replies with the shortest prompts, as far as the settings allow.
 
@@ -75,9 +94,11 @@ def affordable(replies: Sequence[tuple[Ids, Ids]], settings: PublisherSettings) 
     turns = zip_longest(*(sorted(some, key=lambda reply: len(reply[0])) for some in of_kinds))
     kept: list[tuple[Ids, Ids]] = []
     budget = settings.gate_prompt_tokens
-    for prompt_ids, ids in [reply for pair in turns for reply in pair if reply is not None][: settings.gate_replies]:
+    for prompt_ids, ids in [reply for pair in turns for reply in pair if reply is not None]:
+        if len(kept) == settings.gate_replies:
+            break
         if kept and budget < len(prompt_ids):
-            continue
+            continue  # a long one takes no place of a shorter one behind it
         budget -= len(prompt_ids)
         kept.append((prompt_ids, ids[: settings.gate_tokens]))
     return kept
@@ -128,6 +149,21 @@ async def in_time(call: Awaitable[T], end: float, what: str) -> T | None:
     except (EngineError, AlignmentError, TimeoutError) as error:
         log.warning("gate_not_measured", what=what, error=repr(error))
         return None
+
+
+async def scored(
+    score: Callable[[Ids, Ids], Awaitable[LogProbs]], replies: Sequence[Reply], end: float, health: Health
+) -> tuple[tuple[Reply, float], ...]:
+    """Return the replies with the sums of their log-probs: those that were scored before `end`."""
+    done: dict[Reply, float] = {}
+
+    async def run() -> None:
+        for reply in replies:
+            if (found := await or_left_out(score(*reply), reply[0], health)) is not None:
+                done[reply] = math.fsum(found)  # kept when the time is over
+
+    await in_time(run(), end, "replies")
+    return tuple(done.items())
 
 
 def with_ids(probes: Sequence[StepProbe]) -> list[StepProbe]:

@@ -234,7 +234,7 @@ def start_judging(
     ask = partial(judge_model, settings.judge, core.engine, core.frontend, client=client)
     is_ruled = settings.judge.kind == "rules"
     model = ask(slots=limits.verdicts)
-    sight = Sight.of(settings.judge, core.album)
+    sight = Sight.of(settings.judge, core.album, partial(core.health.count, "judge_pictures_refused"))
     chats = RulesJudge() if is_ruled else LlmJudge(model, settings.judge, sight)
     steps = StepRulesJudge() if is_ruled else StepLlmJudge(model, settings.judge, sight)
     judge = JudgeOfBoth(chats, steps if settings.method.judges_steps else None)

@@ -155,6 +155,7 @@ async def open_core(
                 TurnState.SAMPLED: settings.training.max_waiting,
             },
             settings.episodes,
+            shows_pictures=_shows_pictures(settings, frontend),
         ),
     )
     stack.push_async_callback(ledger.aclose)
@@ -185,9 +186,13 @@ async def open_core(
     )
 
 
+def _shows_pictures(settings: Settings, frontend: FrontEnd) -> bool:
+    return frontend.vision is not None and load_kind(settings.engine.kind).takes_pictures
+
+
 def _album(settings: Settings, frontend: FrontEnd, data: DataDir, engine: HttpEngine | PooledEngine) -> Album | None:
     """Return the pictures of recorded prompts; the engine is shown them from now on with the prompts that it scores."""
-    if frontend.vision is None or not load_kind(settings.engine.kind).takes_pictures:
+    if frontend.vision is None or not _shows_pictures(settings, frontend):
         return None
     album = Album(folder_of(data.ledger), frontend.vision.placeholder)
     engine.show(album)

@@ -56,10 +56,12 @@ class PromptIds(tuple[int, ...]):
         return made
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and pictures_of(other) == self.pictures
+        if not isinstance(other, tuple):
+            return NotImplemented
+        return tuple.__eq__(self, other) and pictures_of(other) == self.pictures
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return NotImplemented if not isinstance(other, tuple) else not self == other
 
     def __hash__(self) -> int:
         return hash((super().__hash__(), self.pictures))

@@ -9,7 +9,7 @@ from pictures import PictureEngine, opened, picture_file
 
 from openclaw_rl.engines import score_answers
 from openclaw_rl.engines.pictures import Album
-from openclaw_rl.errors import AlignmentError, EngineRefused
+from openclaw_rl.errors import AlignmentError, PicturesRefused
 from openclaw_rl.models.vision import Vision
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.types.pictures import Picture, PromptIds, head, pictures_of, with_pictures
@@ -76,11 +76,16 @@ async def test_given_ids_are_scored_in_blocks_behind_the_pictures(album, monkeyp
 async def test_a_prompt_that_the_engine_reads_otherwise_has_no_score(album) -> None:
     fake = PictureEngine(VISION, policy=ToyPolicy(mean_tokens=0))
     async with served(fake) as engine:
-        with pytest.raises(EngineRefused, match="shown no pictures"):
+        with pytest.raises(PicturesRefused, match="shown no pictures"):
             await engine.score(shown("png"), REPLY, lora_path=None, extra_key=None)
         engine.show(album)
-        with pytest.raises(EngineRefused, match="placeholders are not the pictures"):
-            await engine.score(tuple(shown("png")), REPLY, lora_path=None, extra_key=None)
+        for call in (
+            engine.score(tuple(shown("png")), REPLY, lora_path=None, extra_key=None),
+            engine.score_ids(tuple(shown("png")), REPLY, [(400,)] * 3, lora_path=None, extra_key=None),
+        ):
+            with pytest.raises(PicturesRefused, match="has no picture"):
+                await call
+        assert fake.scored == [], "a prompt that lost its pictures reaches no engine"
         fake.drift = 1
         for call in (
             engine.score(shown("png"), REPLY, lora_path=None, extra_key=None),
@@ -102,6 +107,14 @@ async def test_a_forgotten_picture_is_told(album, tmp_path) -> None:
             await engine.score(PromptIds((300,), shown("webp").pictures), REPLY, lora_path=None, extra_key=None)
 
 
+async def test_a_file_of_other_bytes_is_no_picture(album, tmp_path) -> None:
+    picture = shown("png").pictures[0]
+    (tmp_path / picture.digest).write_bytes(bytes(len(FILES["png"])))
+    assert await album.read(picture, 9999) is None
+    with pytest.raises(AlignmentError, match="is not here"):
+        await album.shown(shown("png"))
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a" * 63, "g" * 64, "a" * 62 + "/.", ""])
 async def test_a_name_that_is_no_digest_opens_no_file(album, name) -> None:
     assert await album.read(Picture(name, 1, 1), 9999) is None
@@ -118,3 +131,6 @@ def test_ids_with_pictures_are_other_ids() -> None:
     assert head(one, -1) == PromptIds(text[:-1], one.pictures)
     assert type(head(text, -1)) is type(one[:-1]) is tuple
     assert pictures_of(text) == ()
+    for other in (None, 5, [*text], "text"):
+        assert one != other
+        assert one.__eq__(other) is one.__ne__(other) is NotImplemented

@@ -12,7 +12,7 @@ from pictures import PictureEngine, data_url, opened, picture_file
 
 from gpu.vision_model import vision_folder
 from openclaw_rl.engines.pictures import Album
-from openclaw_rl.errors import JudgeError
+from openclaw_rl.errors import JudgeError, JudgeRefused
 from openclaw_rl.judge.client import EngineJudgeClient, HttpJudgeClient
 from openclaw_rl.judge.llm import Answer, LlmJudge
 from openclaw_rl.judge.pictures import Sight, chosen_pictures, with_references
@@ -237,3 +237,23 @@ async def test_a_judge_at_a_url_gets_the_pictures_and_no_error_shows_them(judged
     content = bodies[0]["messages"][1]["content"]
     assert [part["type"] for part in content] == ["text", "text", "image_url", "text", "image_url", "text"]
     assert all(part["image_url"]["url"].startswith("data:image/png;base64,") for part in content if "image_url" in part)
+
+
+async def test_a_judge_that_is_refused_the_pictures_is_asked_with_the_text(judged, tmp_path) -> None:
+    class Blind(Votes):
+        async def __call__(self, prompt, *, max_new_tokens):
+            if with_references(prompt)[1]:
+                raise JudgeRefused("no picture fits")
+            return await super().__call__(prompt, max_new_tokens=max_new_tokens)
+
+    before = kept(tmp_path, 32, 24, 1)
+    turn = judged([shown("click Buy", before)], "click('Buy')", shown("thanks", role="tool"))
+    step = replace(turn, episode=StepContext("Buy it.", ()))
+    counted: list[int] = []
+    seeing_judge = replace(sight(tmp_path), refused=lambda: counted.append(1))
+    for judge, of, prompt in ((LlmJudge, turn, judge_prompt(turn)), (StepLlmJudge, step, step_prompt(step))):
+        ask = Blind()
+        verdict = await judge(ask, JudgeSettings(kind="llm", votes=3), seeing_judge).verdict(of)
+        assert (verdict.value, len(counted)) == (1, 3)
+        assert ask.prompts == [prompt] * 3
+        counted.clear()

@@ -18,6 +18,7 @@ from openclaw_rl.errors import EpisodeRefused, LedgerError
 from openclaw_rl.ledger import Ledger, pictures, turns
 from openclaw_rl.ledger.schema import MIGRATIONS, migrate
 from openclaw_rl.ledger.snapshot import backup
+from openclaw_rl.ledger.store import LedgerLimits
 from openclaw_rl.messages import Message
 from openclaw_rl.offline.export import export
 from openclaw_rl.settings import RedactionSettings, TrainingSettings
@@ -43,6 +44,38 @@ def shown(name: str, *of: Picture, session: str = "s", text: str = "look", **mor
 def files(tmp_path) -> set[str]:
     folder = pictures.folder_of(tmp_path / "l.db")
     return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+
+
+async def swept(ledger: Ledger) -> None:
+    """Wait until the sweeps that were asked for are done."""
+    await ledger._writer.alone(lambda _: None)
+
+
+class Disk:
+    """A disk whose writes of pictures begin, and wait."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.go_on, self.has_begun = threading.Event(), threading.Event()
+        self._own = pictures._write_file
+        monkeypatch.setattr(pictures, "_write_file", self._write)
+
+    def _write(self, file: Path, data: bytes) -> None:
+        # The temporary file of `write_private` is there while the disk writes.
+        file.with_name(f".{file.name}.1").write_bytes(data[:9])
+        self.has_begun.set()
+        assert self.go_on.wait(30)
+        file.with_name(f".{file.name}.1").unlink()
+        self._own(file, data)
+
+    async def begins(self) -> None:
+        assert await asyncio.to_thread(self.has_begun.wait, 30)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.go_on.set()
 
 
 @pytest.fixture
@@ -208,6 +241,27 @@ async def test_prompts_for_the_gate_and_for_practice_have_their_pictures(tmp_pat
     await ledger.aclose()
 
 
+async def test_where_no_engine_gets_pictures_no_prompt_with_one_is_given_out(opened) -> None:
+    ledger = await opened(limits=LedgerLimits(shows_pictures=False))
+    for name in "abc":
+        await serve_turn(ledger, shown(name, ONE, session=name), make_turn(name))
+        await ledger.drop(name, DropReason.NO_NEXT_STATE)
+    await serve_turn(ledger, make_request("text", session="y", prompt=(1, 3)), make_turn("text"))
+    await ledger.drop("text", DropReason.NO_NEXT_STATE)
+    for name in "def":
+        await serve_turn(ledger, shown(name, ONE, session=name), make_turn(name))
+        await ledger.drop(name, DropReason.NO_NEXT_STATE)
+    # Newer ones take no place of a text.
+    assert [ids for _, ids in await ledger.recent_prompts(1)] == [(1, 3)]
+    for by in (0, None):
+        assert [ids for ids, _ in await ledger.recent_replies(sampled_by=by, limit=1)] == [(1, 3)]
+    assert await ledger.anchor_turns(user="ann", policy="policy", limit=1) == ["text"]
+    assert await ledger.practice_request("a") is None
+    assert (await ledger.practice_request("text")).prompt_ids == (1, 3)
+    assert (await ledger.turn("a")).request.pictures == (ONE,), "people see it"
+    await ledger.aclose()
+
+
 async def test_a_reference_is_no_secret_and_a_secret_beside_it_is_masked(tmp_path, opened) -> None:
     ledger = await opened()
     await serve_turn(ledger, shown("a", ONE), make_turn("a"))
@@ -279,22 +333,13 @@ async def test_a_new_picture_is_written_off_the_writing_thread_and_before_its_ro
     await ledger.aclose()
 
 
-async def test_other_turns_do_not_wait_for_a_disk_that_writes_a_picture(opened, monkeypatch) -> None:
-    go_on, has_begun = threading.Event(), threading.Event()
-    own = pictures._write_file
-
-    def write_file(file: Path, data: bytes) -> None:
-        has_begun.set()
-        go_on.wait()
-        own(file, data)
-
-    monkeypatch.setattr(pictures, "_write_file", write_file)
+async def test_other_turns_do_not_wait_for_a_disk_that_writes_a_picture(opened, disk) -> None:
     ledger = await opened()
     slow = asyncio.create_task(ledger.begin(shown("a", ONE)))
-    await asyncio.to_thread(has_begun.wait)
+    await disk.begins()
     await serve_turn(ledger, make_request("b", session="y"), make_turn("b"))
     assert not slow.done()
-    go_on.set()
+    disk.go_on.set()
     await slow
     await ledger.finish(make_turn("a"), KEY)
     await ledger.aclose()
@@ -312,19 +357,95 @@ async def test_a_picture_that_a_request_holds_outlasts_the_deletion_of_its_last_
     async with ledger._staged.hold([TWO], ledger._known_pictures, timeout_s=9):
         await ledger._writer.alone(pictures.sweep)
         assert files(tmp_path) == {ONE.digest, TWO.digest}
-    await ledger._writer.alone(pictures.sweep)
+    await swept(ledger)  # what the sweep left goes at the end of the hold
     assert files(tmp_path) == {ONE.digest}
     await ledger.aclose()
 
 
-async def test_a_disk_that_hangs_costs_the_record_and_not_the_chat(opened, monkeypatch) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr(pictures, "_write_file", lambda *_: go_on.wait())
+async def test_a_hold_that_ended_marks_no_file_for_the_next_one(tmp_path, opened, disk, monkeypatch) -> None:
+    ledger = await opened()
+    staged = ledger._staged
+    with pytest.raises(LedgerError, match="not written within"):
+        async with staged.hold([ONE], ledger._known_pictures, timeout_s=0.01):
+            pytest.fail("held")
+    await disk.begins()
+    # A sweep leaves the file of the write that still runs, also its temporary one.
+    await ledger._writer.alone(pictures.sweep)
+    assert files(tmp_path) == {f".{ONE.digest}.1"}
+    started = asyncio.Event()
+
+    async def known(digests):
+        started.set()
+        return await ledger._known_pictures(digests)
+
+    async def second() -> None:
+        async with staged.hold([ONE], known, timeout_s=30):
+            assert writes == [ONE.digest], "it writes the file itself"
+            await ledger._begin(shown("b", ONE))
+
+    task = asyncio.create_task(second())
+    await started.wait()
+    writes: list[str] = []
+    own = pictures._write
+
+    def write(folder, picture, **how) -> None:
+        writes.append(picture.digest)
+        own(folder, picture, **how)
+
+    monkeypatch.setattr(pictures, "_write", write)
+    disk.go_on.set()
+    await task
+    await swept(ledger)
+    assert (pictures.folder_of(tmp_path / "l.db") / ONE.digest).read_bytes() == ONE.data
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.aclose()
+
+
+async def test_a_begin_that_fails_leaves_no_file(tmp_path, opened, disk, monkeypatch) -> None:
+    ledger = await opened()
+    # Its client left while the disk wrote the first of two pictures.
+    task = asyncio.create_task(ledger.begin(shown("a", ONE, TWO)))
+    await disk.begins()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    disk.go_on.set()
+    await asyncio.get_running_loop().run_in_executor(ledger._staged._thread, lambda: None)
+    await swept(ledger)
+    assert files(tmp_path) == set()
+    # Its row was refused.
+    await serve_turn(ledger, shown("b", TWO), make_turn("b"))
+    with pytest.raises(LedgerError):
+        await ledger.begin(shown("b", ONE, TWO))
+    await swept(ledger)
+    assert files(tmp_path) == {TWO.digest}
+    assert await ledger.audit(is_deep=True) == []
+    await ledger.aclose()
+
+
+async def test_a_picture_that_is_forgotten_while_a_failing_request_holds_it_goes(tmp_path, opened) -> None:
+    ledger = await opened()
+    await serve_turn(ledger, shown("a", ONE, session="gone"), make_turn("a"))
+
+    async def begin() -> None:
+        async with ledger._staged.hold([ONE], ledger._known_pictures, timeout_s=9):
+            await ledger.forget("gone")
+            assert files(tmp_path) == {ONE.digest}
+            raise ValueError("the client left")
+
+    with pytest.raises(ValueError, match="the client left"):
+        await begin()
+    await swept(ledger)
+    assert files(tmp_path) == set()
+    await ledger.aclose()
+
+
+async def test_a_disk_that_hangs_costs_the_record_and_not_the_chat(opened, disk, monkeypatch) -> None:
     monkeypatch.setattr(turns, "CHAT_TIMEOUT_S", 0.01)
     ledger = await opened()
     with pytest.raises(LedgerError, match="not written within"):
         await ledger.begin(shown("a", ONE))
-    go_on.set()
+    disk.go_on.set()
     assert await ledger.audit() == []
     await ledger.aclose()
 
@@ -334,6 +455,7 @@ async def test_a_refused_step_leaves_no_picture(tmp_path, opened) -> None:
     await serve_turn(ledger, shown("a", TWO), make_turn("a"))
     with pytest.raises(EpisodeRefused):
         await ledger.begin(shown("b", ONE, TWO, in_episode=7))
+    await swept(ledger)
     assert files(tmp_path) == {TWO.digest}
     assert await ledger.audit(is_deep=True) == []
     await ledger.aclose()

@@ -1,16 +1,20 @@
 """Practice on prompts with pictures: the policy answers anew with them, and measures are taken behind them."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
+from engine_client import served
 from pictures import PictureEngine, opened, picture_file
 from practice_bench import Characters, render
+from practising import practice, sample_of
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.pictures import Album
 from openclaw_rl.errors import AlignmentError
 from openclaw_rl.messages import Message
 from openclaw_rl.models.vision import Vision
+from openclaw_rl.practice.measuring import KL_REPLIES, Meter, Reading
 from openclaw_rl.practice.sampling import ReplySampler, base_reply
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.types import Request, SamplingParams, Scope
@@ -73,3 +77,44 @@ async def test_the_bases_fixed_text_is_sampled_with_the_pictures(engine, picture
     (tmp_path / picture.digest).unlink()
     with pytest.raises(AlignmentError, match="is not here"):
         await base_reply(engine, prompt, **how)
+
+
+async def test_the_distance_from_the_base_is_measured_with_the_pictures(engine, picture, tmp_path) -> None:
+    request = asked(picture)
+    replies = []
+    for place in range(KL_REPLIES):
+        # A sample that comes from the ledger has plain ids.
+        sample = sample_of(f"t{place}", (301, 302, 303, 304), tuple(request.prompt_ids))
+        replies.append(replace(practice("t", 1), request=request, sample=sample))
+    async with served(engine) as base:
+        base.show(Album(tmp_path, PAD))
+        meter = Meter(Requests(request), base, VersionAdmission(5), Characters(), render, base=base)
+        assert (await meter._kl(replies)) is not None
+    assert [len(sent.image_data) for sent in engine.scored] == [1] * KL_REPLIES
+
+
+async def test_a_prompt_whose_pictures_fail_stops_no_measure(engine, picture, tmp_path, wish) -> None:
+    requests = Requests(asked(picture))
+    serving = VersionAdmission(hold_s=1.0)
+    engine.adapters["policy-v3"] = 3
+    serving.switch(3, "policy-v3")
+    async with served(engine) as base:
+        base.show(Album(tmp_path, PAD))
+        engine.drift = 1
+        meter = Meter(requests, base, serving, Characters(), render, reading=Reading(album=Album(tmp_path, PAD)))
+        assert (await meter.measure(wish(1), [wish(1)], [])).share is None
+        count = requests.count
+        assert (await meter.measure(wish(1), [wish(1)], [])).share is None
+        assert requests.count == count, "it is remembered"
+        sample = sample_of("t", (301, 302), tuple(requests.request.prompt_ids))
+        replies = [replace(practice("t", 1), request=requests.request, sample=sample)] * KL_REPLIES
+        assert (await meter.measure(wish(1), [wish(1)], replies)).kl is None
+
+
+class Requests:
+    def __init__(self, request: Request) -> None:
+        self.request, self.count = request, 0
+
+    async def practice_request(self, turn_id: str) -> Request | None:
+        self.count += 1
+        return self.request

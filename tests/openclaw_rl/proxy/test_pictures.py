@@ -406,7 +406,7 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
         with lock:
             running, most = running + 1, max(most, running + 1)
             order.append(size)
-        both.wait()
+        both.wait(30)
         try:
             return own(data, size)
         finally:
@@ -436,11 +436,13 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
 
 async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(pictures_module, "decoded", lambda *_: let_go.wait())
+    monkeypatch.setattr(pictures_module, "decoded", lambda *_: let_go.wait(30))
     start, engine = seeing_proxy(decode_timeout_s=0.01)
     async with start as proxy:
-        reply = await proxy.post(asked(picture_part(ONE)))
-        let_go.set()
+        try:
+            reply = await proxy.post(asked(picture_part(ONE)))
+        finally:
+            let_go.set()
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
         assert "retry-after" in reply.headers
         assert engine.sent == []
