@@ -398,14 +398,22 @@ async def test_the_pixels_of_a_request_have_a_limit(seeing_proxy) -> None:
 
 async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypatch) -> None:
     reader = PictureReader(PictureSettings(), None)
-    lock, running, most, order = threading.Lock(), 0, 0, []
-    own = pictures_module.decoded
+    lock, running, most = threading.Lock(), 0, 0
+    line: list[int] = []
+    """The request of each picture, in the order in which they were handed to the threads."""
+    own, hand_over = pictures_module.decoded, reader._in_thread
+
+    async def in_line(work):
+        if work.func == reader._decoded:
+            line.append(work.args[0].height)
+        return await hand_over(work)
+
+    monkeypatch.setattr(reader, "_in_thread", in_line)
 
     def counted(data, size):
         nonlocal running, most
         with lock:
             running, most = running + 1, max(most, running + 1)
-            order.append(size)
         both.wait(30)
         try:
             return own(data, size)
@@ -423,15 +431,17 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
         for n in range(4)
     ]
     tasks = [asyncio.create_task(reader.referenced([said])) for said in requests]
-    while len(order) < AT_ONCE:
-        await asyncio.sleep(0)
-    both.set()
+    try:
+        while running < AT_ONCE:
+            await asyncio.sleep(0)
+    finally:
+        both.set()
     for said, (messages, found) in zip(requests, await asyncio.gather(*tasks), strict=True):
         assert len(found) == 3
         assert len(pictures_in(messages)) == len(said.content)
     assert most <= AT_ONCE
     # A request with many pictures does not hold the others up: each has one picture in the line.
-    assert {size[1] for size in order[:4]} == {8, 9, 10, 11}
+    assert set(line[:4]) == {8, 9, 10, 11}
 
 
 async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch) -> None:
