@@ -40,6 +40,8 @@ from openclaw_rl.types import KEYLESS_USER, Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
 
+_FILES = "pushed weights"
+
 
 class RemoteOnlyWeights(EngineError):
     """The version that should serve is on no disk: its trainer has to send it again."""
@@ -160,7 +162,14 @@ class PolicyEngine:
         number, pool = serving.weight_version, self._engine
         if isinstance(pool, PooledEngine) and pool.weights == Weights(None, number) and self._is_on_disk(serving):
             pool.weights = Weights(self._files.of(number) or self._checkpoint_of(serving), number)
-        await asyncio.to_thread(lambda: self._files.drop(kept=number))
+        if self._trainer_writes:  # else the folders in `push/`, if any, are not of this run
+            self._report_files(await asyncio.to_thread(lambda: self._files.drop(kept=number)))
+
+    def _report_files(self, problems: list[str]) -> None:
+        if problems:
+            self._health.failed(_FILES, "; ".join(problems), at_once=True)
+        else:
+            self._health.ok(_FILES)
 
     def _is_on_disk(self, version: Version) -> bool:
         return not is_remote_only(version) or self._files.of(version.weight_version) is not None

@@ -236,7 +236,7 @@ async def test_no_engine_answers(world: World) -> None:
 
 async def test_weights_that_a_trainer_wrote_roll_through_the_pool_and_hold_nobody(world: World) -> None:
     world.policy.meet(True)
-    name, place = world.policy.name, "push/one/weight_v000001"
+    name, place = world.policy.name, "push/0d51e72f/weight_v000001"
     (world.policy.data_dir / place).mkdir(parents=True)
     held: list[float] = []
     hold = world.serving.hold

@@ -215,13 +215,13 @@ async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: PushWorld)
 
 def written(world: PushWorld, number: int) -> str:
     """Write the folder that slime would, and return its name."""
-    place = f"push/driver/weight_v{number:06d}"
+    place = f"push/0d51e72f/weight_v{number:06d}"
     (world.folder / place).mkdir(parents=True)
     return place
 
 
 async def push_files(world: PushWorld, number: int, *, status: int = 200) -> Path:
-    place = f"push/driver/weight_v{number:06d}"
+    place = f"push/0d51e72f/weight_v{number:06d}"
     await world.call("push/begin", {"weight_version": number, "folder": place})
     assert world.serving.is_open, "no chat waits for the files"
     written(world, number)
@@ -256,9 +256,9 @@ async def test_weights_in_a_folder_that_fail_their_test_leave_the_version_from_b
         assert untrusted == [], "the weights from before were given back at once"
 
 
-@pytest.mark.parametrize("folder", ["push/driver/not-there", "versions", "push/../keys"])
+@pytest.mark.parametrize("folder", ["push/0d51e72f/not-there", "versions", "push/../keys"])
 async def test_only_a_folder_of_the_pushes_is_taken(world: PushWorld, folder: str) -> None:
-    for name in ("versions", "keys", "push/driver"):
+    for name in ("versions", "keys", "push/0d51e72f"):
         (world.folder / name).mkdir(parents=True, exist_ok=True)
     number = await world.commit()
     await world.call("push/begin", {"weight_version": number, "folder": folder})
