@@ -112,10 +112,8 @@ class PolicyEngine:
         Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores one.
         """
         if version.kind is WeightKind.FULL:
-            weights = self._files.of(version.weight_version) or self._checkpoint_of(version)
-            times = await (self._roll or self._full).swap(version.weight_version, weights)
-            self._health.push.observe(times.push_s)
-            log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
+            folder = self._files.of(version.weight_version) or self._checkpoint_of(version)
+            await self._swap(version.weight_version, folder)
         else:
             await self.adapters.load(version)
             self.switch(version)
@@ -138,9 +136,19 @@ class PolicyEngine:
 
         Raises CommitRefused too, if the folder is not there.
         """
-        await asyncio.to_thread(self._files.add, version.weight_version, folder)
-        await self.serve(version)
+        place = await asyncio.to_thread(self._files.find, folder)
+        await self._swap(version.weight_version, place)
+        self._files.add(version.weight_version, place)  # not before: it may be a second try, and the first one serves
         self.missed = None
+
+    async def _swap(self, number: int, weights: Path) -> None:
+        times = await (self._roll or self._full).swap(number, weights)
+        self._health.push.observe(times.push_s)
+        log.info("weights_swapped", weight_version=number, **asdict(times))
+
+    def expect_files(self, folder: str | None) -> None:
+        """Leave this folder alone, relative to the data directory, while a trainer writes it; None: it has ended."""
+        self._files.awaited = folder
 
     async def go_back(self, old: Version) -> None:
         """Serve the version from before again, because a newer one failed its test; hold chats if that fails."""
@@ -153,20 +161,23 @@ class PolicyEngine:
         self.mark_untrusted()
 
     async def note_files(self, serving: Version) -> None:
-        """Let engines that come back take the serving version from its checkpoint, and delete what was pushed before.
-
-        Call it while no trainer pushes.
-        """
+        """Let engines that come back take the serving version from its checkpoint; delete what was pushed before."""
         if serving.kind is not WeightKind.FULL:
             return
         number, pool = serving.weight_version, self._engine
         if isinstance(pool, PooledEngine) and pool.weights == Weights(None, number) and self._is_on_disk(serving):
             pool.weights = Weights(self._files.of(number) or self._checkpoint_of(serving), number)
-        if self._trainer_writes:  # else the folders in `push/`, if any, are not of this run
-            self._report_files(await asyncio.to_thread(lambda: self._files.drop(kept=number)))
+        if not self._trainer_writes:  # the folders in `push/`, if any, are not of this run
+            return
+        if isinstance(pool, PooledEngine):
+            async with pool.rolling():  # an engine that comes in may be reading one
+                await self._drop_files(number, pool.weights)
+        else:
+            await self._drop_files(number, None)
 
-    def _report_files(self, problems: list[str]) -> None:
-        if problems:
+    async def _drop_files(self, kept: int, held: Weights | None) -> None:
+        folder = None if held is None else held.folder
+        if problems := await asyncio.to_thread(lambda: self._files.drop(kept=kept, held=folder)):
             self._health.failed(_FILES, "; ".join(problems), at_once=True)
         else:
             self._health.ok(_FILES)

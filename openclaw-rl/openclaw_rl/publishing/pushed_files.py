@@ -26,9 +26,11 @@ class PushedFiles:
         """root: the folder `push/`, which may not be there."""
         self._root = root
         self._folders: dict[int, Path] = {}
+        self.awaited: str | None = None
+        """Folder, relative to the data directory, that a trainer is writing; None: no trainer writes."""
 
-    def add(self, weight_version: int, folder: str) -> None:
-        """Note a version's folder, relative to the data directory. Blocks. Raises CommitRefused for no such folder."""
+    def find(self, folder: str) -> Path:
+        """Return the place of a folder, relative to the data directory. Blocks. Raises CommitRefused without it."""
         try:
             place = (self._root.parent / folder).resolve()
             is_ours = place.is_relative_to(self._root.resolve()) and place.is_dir()
@@ -36,15 +38,23 @@ class PushedFiles:
             raise CommitRefused(f"{folder}: the folder cannot be read: {error}") from error
         if not is_ours:
             raise CommitRefused(f"{folder}: no folder of that name is in {self._root.name}/")
+        return place
+
+    def add(self, weight_version: int, place: Path) -> None:
+        """Note the folder of a version that the engines took. Its files of before may go."""
         self._folders[weight_version] = place
 
     def of(self, weight_version: int) -> Path | None:
         return self._folders.get(weight_version)
 
-    def drop(self, *, kept: int) -> list[str]:
-        """Delete the driver's folders but that of one version. Blocks. Return one sentence for each that stays."""
+    def drop(self, *, kept: int, held: Path | None = None) -> list[str]:
+        """Delete the driver's folders but those of one version, of the engines, and of the trainer that writes.
+
+        Blocks. Return one sentence for each that stays. held: the folder that engines may read.
+        """
         self._folders = {number: place for number, place in self._folders.items() if number == kept}
-        return [*self._delete(self._folders.values())]
+        others = [held, None if self.awaited is None else self._root.parent / self.awaited]
+        return [*self._delete({*self._folders.values(), *(place.resolve() for place in others if place is not None)})]
 
     def _delete(self, kept: Collection[Path]) -> Iterator[str]:
         try:

@@ -39,8 +39,8 @@ def test_only_folders_of_a_driver_are_deleted(tmp_path: Path) -> None:
     ours = made(tmp_path, "push/backups/weight_v000001", "push/0d51e72f0/weight_v000001", "push/0D51E72F/weight_v1")
     (tmp_path / "push" / "0d51e720").symlink_to(tmp_path / "push" / "backups")
     files = PushedFiles(tmp_path / "push")
-    files.add(1, f"{RUN}/weight_v000001")
-    files.add(2, f"{RUN}/weight_v000002")
+    files.add(1, files.find(f"{RUN}/weight_v000001"))
+    files.add(2, files.find(f"{RUN}/weight_v000002"))
     assert files.drop(kept=2) == []
     assert not old.exists()
     assert not gone.parent.exists()
@@ -90,4 +90,18 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "push" / "circle").symlink_to("circle")
     for folder in ("push/circle", "push/\0", f"push/{'x' * 300}"):
         with pytest.raises(CommitRefused, match=r"cannot be read|no folder of that name"):
-            PushedFiles(tmp_path / "push").add(1, folder)
+            PushedFiles(tmp_path / "push").find(folder)
+
+
+def test_the_folders_of_the_engines_and_of_the_trainer_that_writes_stay(tmp_path: Path) -> None:
+    """A second try of a version writes another folder, while engines that come back read the first one."""
+    first, gone = made(tmp_path, f"{RUN}/weight_v000002", f"{RUN}/weight_v000001")
+    (second,) = made(tmp_path, "push/deadbeef/weight_v000002")
+    files = PushedFiles(tmp_path / "push")
+    files.awaited = "push/deadbeef/weight_v000002"
+    assert files.drop(kept=2, held=first) == []
+    assert [place.exists() for place in (first, second, gone)] == [True, True, False]
+    files.awaited = None
+    files.add(2, second)
+    files.drop(kept=2)
+    assert [place.exists() for place in (first, second)] == [False, True]

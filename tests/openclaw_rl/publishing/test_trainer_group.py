@@ -12,7 +12,8 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.pool import PooledEngine
-from openclaw_rl.errors import CommitRefused, EngineGone
+from openclaw_rl.engines.pool_member import Weights
+from openclaw_rl.errors import CommitRefused, EngineGone, EngineRefused
 from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.settings import PublisherSettings
@@ -254,3 +255,42 @@ async def test_weights_that_a_trainer_wrote_roll_through_the_pool_and_hold_nobod
     assert world.policy.name == name, "its trainer goes on"
     await world.policy.note_files(version(1))
     assert (world.policy.data_dir / place).is_dir()
+
+
+async def test_a_second_try_of_a_version_leaves_the_folder_of_the_first_one_until_it_serves(world: World) -> None:
+    world.policy.meet(True)
+    first, second = [f"push/{run}/weight_v000001" for run in ("0d51e72f", "deadbeef")]
+    for name in (first, second):
+        (world.policy.data_dir / name).mkdir(parents=True)
+    await world.policy.take(version(1), first)
+    one = world.engines[0]
+    update = one.update_weights
+
+    async def refuse(folder: Path, weight_version: int) -> None:
+        raise EngineRefused("half a folder", status=400)
+
+    one.update_weights = refuse  # type: ignore[method-assign]
+    with pytest.raises(EngineRefused):
+        await world.policy.take(version(1), second)
+    await world.policy.note_files(version(1))
+    assert world.pool.weights == Weights(world.policy.data_dir / first, 1)
+    assert (world.policy.data_dir / first).is_dir()
+    assert not (world.policy.data_dir / second).exists()
+    one.update_weights = update  # type: ignore[method-assign]
+    (world.policy.data_dir / second).mkdir(parents=True)
+    await world.policy.take(version(1), second)
+    await world.policy.note_files(version(1))
+    assert world.pool.weights == Weights(world.policy.data_dir / second, 1)
+    assert [(world.policy.data_dir / name).exists() for name in (first, second)] == [False, True]
+
+
+async def test_no_folder_is_deleted_while_an_engine_comes_in(world: World) -> None:
+    world.policy.meet(True)
+    name = "push/0d51e72f/weight_v000001"
+    (world.policy.data_dir / name).mkdir(parents=True)
+    async with world.pool.rolling():
+        dropping = asyncio.create_task(world.policy.note_files(version(2, durable=True)))
+        await asyncio.sleep(0.1)
+        assert (world.policy.data_dir / name).is_dir()
+    await dropping
+    assert not (world.policy.data_dir / name).exists()

@@ -264,3 +264,35 @@ async def test_only_a_folder_of_the_pushes_is_taken(world: PushWorld, folder: st
     await world.call("push/begin", {"weight_version": number, "folder": folder})
     await world.call("push/end", {"weight_version": number}, status=409)
     assert (world.engine.weight_version, world.serving.is_open) == (0, True)
+
+
+async def test_a_pin_a_rollback_and_an_engine_that_is_back_wait_for_no_file(world: PushWorld) -> None:
+    await world.call("start", {"trainer": "node", "writes_files": True})
+    await push_files(world, await world.commit(probe_error=0.0))
+    number = await world.commit(probe_error=0.0)
+    place = written(world, number)
+    await world.call("push/begin", {"weight_version": number, "folder": place, "deadline_s": 600})
+    world.engine.weight_version = 0  # it was started again
+    async with asyncio.timeout(60):
+        await world.publisher.restore()
+        assert (world.engine.weight_version, world.serving.is_open) == (1, True)
+        await world.publisher.pin(1)
+        await world.publisher._reconcile()
+    assert (world.folder / place).is_dir(), "its trainer is writing it"
+    said = await world.call("push/end", {"weight_version": number}, status=409)
+    assert "version 1 is pinned" in str(said)
+    assert (world.engine.weight_version, world.serving.current, world.serving.is_open) == (1, 1, True)
+    await world.publisher.pin(None)
+    await world.call("push/begin", {"weight_version": number, "folder": place})
+    await world.call("push/end", {"weight_version": number})
+    assert (world.engine.weight_version, world.serving.current) == (2, 2)
+
+
+async def test_files_of_a_version_that_was_rolled_back_meanwhile_are_not_taken(world: PushWorld) -> None:
+    await world.call("start", {"trainer": "node", "writes_files": True})
+    number = await world.commit(probe_error=0.0)
+    place = written(world, number)
+    await world.call("push/begin", {"weight_version": number, "folder": place})
+    await world.ledger.rollback(0, requeue=True)
+    await world.call("push/end", {"weight_version": number}, status=409)
+    assert (world.engine.weight_version, world.serving.is_open) == (0, True)
