@@ -104,7 +104,7 @@ class PolicyEngine:
         writes_files: the server gives its weights to the engines. Raises EngineGone if no engine of the pool answers.
         """
         self._trainer_writes = writes_files
-        return None if self._group is None else self._group.meet()
+        return None if self._group is None else self._group.meet(waits=not writes_files)
 
     async def serve(self, version: Version) -> None:
         """Make new requests take this version.
