@@ -296,6 +296,24 @@ def test_an_engine_that_starts_again_is_met_anew_and_nothing_is_lost(run: Run) -
     assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
 
 
+def test_a_start_for_other_engines_waits_for_a_checkpoint_that_failed(run: Run) -> None:
+    """The weights are on no disk: a start would lose their steps."""
+    samples = run.samples(3)
+    driver, megatron = run.start()
+    driver.turn()
+    driver._engine = "those of before"
+    megatron.fails_at = "save"
+    for _ in range(3):
+        assert driver.turn() is None
+    assert len(run.server.health.problems()) == 1, "tried once, and then after a pause"
+    run.now, megatron.fails_at = 1e6, ""
+    with pytest.raises(StartAgain, match="are others now"):
+        driver.turn()
+    run.finish()
+    run.check(samples)
+    assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
 def test_files_that_the_engines_did_not_take_are_pushed_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights in Megatron are whole: no step is lost, and the driver does not start again."""
     run.config = run.config.model_copy(update={"push_folder": "push/0d51e72f"})
