@@ -261,6 +261,8 @@ class Started(_Body):
     tip: Tip
     engine_urls: list[str]
     """URLs of the engines that full weights are sent to, all in one transfer."""
+    engines: int = Field(default=1, ge=1)
+    """Number of the engines that take weights which the trainer writes: also of those that are away now."""
     trainer: TrainerSettings
     method: AnyMethodSettings
 

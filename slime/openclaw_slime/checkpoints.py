@@ -135,9 +135,13 @@ class Due:
 
     @property
     def is_now(self) -> bool:
-        now = self._clock()
-        is_old = self._steps > 0 and now - self._first_at >= self._every_s
-        return (is_old or self._steps >= self._every) and now >= self._again_at
+        is_old = self._steps > 0 and self._clock() - self._first_at >= self._every_s
+        return (is_old or self._steps >= self._every) and self.may_try
+
+    @property
+    def may_try(self) -> bool:
+        """False during the pause after a failed checkpoint."""
+        return self._clock() >= self._again_at
 
     @property
     def is_too_far(self) -> bool:

@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trainer=started.trainer,
             method=started.method,
             push_folder=folder,
-            engines=len(started.engine_urls),
+            engines=started.engines,
         )
         arguments = [
             *slime_arguments,

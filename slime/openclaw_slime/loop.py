@@ -125,7 +125,8 @@ class NodeLoop:
         Returns False if the server wants the weights, and cannot take them now.
         """
         tip = self._client.tip()
-        self._check(tip)
+        if not self._check(tip):
+            return False
         is_sent = not tip.wants_push or self._push()
         # The checkpoint comes after the push: chats get the new weights first.
         if self._due.is_now:
@@ -231,13 +232,20 @@ class NodeLoop:
         self._check(tip)
         self._push()
 
-    def _check(self, tip: Tip) -> None:
-        """Raise StartAgain if Megatron does not hold the tip, or if the engine started again."""
+    def _check(self, tip: Tip) -> bool:
+        """Raise StartAgain if Megatron does not hold the tip, or if the engine started again.
+
+        Returns False while it waits with the start for a checkpoint that failed: the weights are nowhere else.
+        """
         if tip.weight_version != self._held:
             raise StartAgain(f"the tip is version {tip.weight_version}, and Megatron holds {self._held}")
         if tip.engine != self._engine:  # the NCCL group died with the old engine, or another one waits outside it
-            self._save()
+            if self._fence is None or self._due.may_try:
+                self._save()
+            if self._fence is not None:
+                return False
             raise StartAgain("the engines to send weights to are others now")
+        return True
 
     def _push(self) -> bool:
         """Send the held weights to the engines. Return False if the server does not take this version now.

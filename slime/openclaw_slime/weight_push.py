@@ -42,7 +42,7 @@ def send_weights(
     engines: int = 1,
     report: Callable[[str], None],
 ) -> bool:
-    """Push the version. Return False if the server refuses that it serves now. Raises PushFailed.
+    """Push the version. Return False if it does not serve, and may be pushed again. Raises PushFailed.
 
     folder: the one that `node` writes; None: it sends. engines: their number. report: tells the server that a transfer
     failed.
@@ -62,6 +62,9 @@ def send_weights(
     try:
         client.push_end(version, None if failure is None else reason_of(failure), wait_s=SWAP_S * engines)
     except TrainerError as error:
+        if folder is not None and failure is None:  # the weights in Megatron and in the folder are whole
+            log.warning("version %d was not taken by the engines: %s", version, error)
+            return False
         raise PushFailed(f"version {version} was not taken by the engines: {error}") from failure or error
     if failure is not None:
         raise PushFailed(f"version {version} was not sent: {failure!r}") from failure

@@ -4,8 +4,10 @@ Killed or failing at every point, it starts again; in the end every sample is in
 """
 
 import asyncio
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 from ledger import give_sample
 from node_run import POINTS, Run, turn_and_save, turns
 from publishing import Drifted
-from toy_node import Killed
+from toy_node import Killed, ToyMegatron
 from turns import make_request, make_turn
 
+from openclaw_rl.errors import EngineGone
 from openclaw_rl.trainer_protocol import Commit, LeaseBody
 from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import TurnState, VersionState
@@ -291,6 +294,57 @@ def test_an_engine_that_starts_again_is_met_anew_and_nothing_is_lost(run: Run) -
     run.finish()
     run.check(samples)
     assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
+def test_a_start_for_other_engines_waits_for_a_checkpoint_that_failed(run: Run) -> None:
+    """The weights are on no disk: a start would lose their steps."""
+    samples = run.samples(3)
+    driver, megatron = run.start()
+    driver.turn()
+    driver._engine = "those of before"
+    megatron.fails_at = "save"
+    for _ in range(3):
+        assert driver.turn() is None
+    assert len(run.server.health.problems()) == 1, "tried once, and then after a pause"
+    run.now, megatron.fails_at = 1e6, ""
+    with pytest.raises(StartAgain, match="are others now"):
+        driver.turn()
+    run.finish()
+    run.check(samples)
+    assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
+def test_files_that_the_engines_did_not_take_are_pushed_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights in Megatron are whole: no step is lost, and the driver does not start again."""
+    run.config = run.config.model_copy(update={"push_folder": "push/0d51e72f"})
+
+    def write(megatron: ToyMegatron) -> None:
+        place = run.server.folder / str(run.config.folder_of(megatron._number))
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "weights.json").write_text(json.dumps(megatron.weights))
+
+    monkeypatch.setattr(ToyMegatron, "_push", write)
+    samples = run.samples(4)
+    driver, _ = run.start()
+    assert driver.turn() == 1
+    engine, take = run.server.engine, run.server.engine.update_weights
+    gone = [EngineGone("it died in its turn")]
+
+    async def update(folder: Path, weight_version: int) -> None:
+        if gone and weight_version == 2:
+            raise gone.pop()
+        await take(folder, weight_version)
+
+    monkeypatch.setattr(engine, "update_weights", update)
+    assert driver.turn() == 2
+    assert run.server.serving.current == 1
+    for _ in range(20):
+        driver.turn()
+        if run.server.serving.current == 2:
+            break
+    driver._save()
+    run.check(samples)
+    assert run.starts == 1
 
 
 def test_a_rollback_makes_the_driver_start_again_from_there(run: Run) -> None:

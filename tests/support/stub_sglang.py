@@ -21,6 +21,7 @@ take, held = FakeEngine.update_weights, Path(__file__).parent / f"{port}.held"
 
 async def update_weights(self, *given):
     while held.exists():
+        held.write_text("asked")
         await asyncio.sleep(0.02)
     await take(self, *given)
 
@@ -52,6 +53,10 @@ class StubSGLang:
     def hold(self, url: str) -> None:
         """Let the process of this URL take no weights, however long it lives."""
         (self._folder / f"{url.rpartition(':')[2]}.held").touch()
+
+    def is_held(self, url: str) -> bool:
+        """Return True once that process was given weights, and waits."""
+        return (self._folder / f"{url.rpartition(':')[2]}.held").read_text() == "asked"
 
     def seen(self, url: str) -> Any:
         """Return the `pid` and the `gpus` of the process that was started for this URL."""

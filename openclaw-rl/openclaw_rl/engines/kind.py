@@ -43,6 +43,12 @@ class GpuNeed:
     setting: str
     """The setting's key and value, for the message when the host has fewer."""
     gpus: int
+    processes: int = 1
+    """Processes that share them evenly, none of which sees a GPU of another one."""
+
+    @property
+    def of_one_process(self) -> int:
+        return self.gpus // self.processes
 
     @classmethod
     def of_device(cls, key: str, device: str) -> "tuple[GpuNeed, ...]":

@@ -124,8 +124,7 @@ class PooledEngine:
         self, engine: HttpEngine, within_s: float, prompt: Ids, ids: Ids, *, lora_path: str | None, extra_key: str
     ) -> Score:
         """Score on one engine. If it fails while others serve, it leaves the pool: raises EngineLeft."""
-        member = next(one for one in self._members if one.engine is engine)
-        joins = member.joins
+        joins = (member := next(one for one in self._members if one.engine is engine)).joins
         try:
             async with asyncio.timeout(within_s):
                 return await engine.score(prompt, ids, lora_path=lora_path, extra_key=extra_key)
@@ -133,7 +132,8 @@ class PooledEngine:
             if self.members == [member]:
                 raise
             if not isinstance(error, EngineRefused):
-                member.failed(str(error) or f"it did not answer within {within_s:g} s")
+                if member.joins == joins:  # else it has come back since, and was found in order
+                    member.failed(str(error) or f"it did not answer within {within_s:g} s")
             elif not Tried(lora_path).may_go_on(member, joins, error, self._adapters, self.members):
                 raise
             raise EngineLeft(f"{member.url}: {member.fault}") from error
@@ -340,7 +340,7 @@ class PooledEngine:
     async def _look(self, member: Member) -> str | None:
         """Return the engine's fault: one missed answer may be a pause, several are its end."""
         fault = await member.engine.fault()
-        member.missed, member.answers = (0, True) if fault is None else (member.missed + 1, False)
+        member.looked(fault)
         if fault is not None and member.missed >= DOWN_AFTER:
             member.leave(fault)
             if self.members:  # its replies go on elsewhere, where it closes no connection itself

@@ -1,6 +1,7 @@
 """One engine of a pool: its state, and its way into the pool."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,6 +95,10 @@ class Member:
     """Polls without an answer, in a row."""
     answers: bool = False
     """The newest look got an answer, and it has not left since."""
+    has_answered: bool = False
+    """A look got an answer since the server's start."""
+    answers_since: float = 0.0
+    """Monotonic time of the first of the answers in a row."""
     running: int = 0
     calls: int = 0
     failures: int = 0
@@ -123,6 +128,14 @@ class Member:
     @property
     def name(self) -> str:
         return self.own_name or self.url
+
+    def looked(self, fault: str | None) -> None:
+        """Note the result of a look; None: it answered."""
+        if fault is None:
+            self.answers_since = self.answers_since if self.answers else time.monotonic()
+            self.missed, self.answers, self.has_answered = 0, True, True
+        else:
+            self.missed, self.answers = self.missed + 1, False
 
     def come_in(self) -> None:
         self.is_in, self.missed, self.joins = True, 0, self.joins + 1

@@ -40,6 +40,8 @@ from openclaw_rl.types import KEYLESS_USER, Ids, LogProbs, Version, WeightKind
 
 log = structlog.get_logger()
 
+_FILES = "pushed weights"
+
 
 class RemoteOnlyWeights(EngineError):
     """The version that should serve is on no disk: its trainer has to send it again."""
@@ -102,7 +104,7 @@ class PolicyEngine:
         writes_files: the server gives its weights to the engines. Raises EngineGone if no engine of the pool answers.
         """
         self._trainer_writes = writes_files
-        return None if self._group is None else self._group.meet()
+        return None if self._group is None else self._group.meet(waits=not writes_files)
 
     async def serve(self, version: Version) -> None:
         """Make new requests take this version.
@@ -110,10 +112,8 @@ class PolicyEngine:
         Raises EngineError. The old version then serves, or chats are held until `EngineReadiness` restores one.
         """
         if version.kind is WeightKind.FULL:
-            weights = self._files.of(version.weight_version) or self._checkpoint_of(version)
-            times = await (self._roll or self._full).swap(version.weight_version, weights)
-            self._health.push.observe(times.push_s)
-            log.info("weights_swapped", weight_version=version.weight_version, **asdict(times))
+            folder = self._files.of(version.weight_version) or self._checkpoint_of(version)
+            await self._swap(version.weight_version, folder)
         else:
             await self.adapters.load(version)
             self.switch(version)
@@ -136,9 +136,19 @@ class PolicyEngine:
 
         Raises CommitRefused too, if the folder is not there.
         """
-        await asyncio.to_thread(self._files.add, version.weight_version, folder)
-        await self.serve(version)
+        place = await asyncio.to_thread(self._files.find, folder)
+        await self._swap(version.weight_version, place)
+        self._files.add(version.weight_version, place)  # not before: it may be a second try, and the first one serves
         self.missed = None
+
+    async def _swap(self, number: int, weights: Path) -> None:
+        times = await (self._roll or self._full).swap(number, weights)
+        self._health.push.observe(times.push_s)
+        log.info("weights_swapped", weight_version=number, **asdict(times))
+
+    def expect_files(self, folder: str | None) -> None:
+        """Leave this folder alone, relative to the data directory, while a trainer writes it; None: it has ended."""
+        self._files.awaited = folder
 
     async def go_back(self, old: Version) -> None:
         """Serve the version from before again, because a newer one failed its test; hold chats if that fails."""
@@ -151,16 +161,26 @@ class PolicyEngine:
         self.mark_untrusted()
 
     async def note_files(self, serving: Version) -> None:
-        """Let engines that come back take the serving version from its checkpoint, and delete what was pushed before.
-
-        Call it while no trainer pushes.
-        """
+        """Let engines that come back take the serving version from its checkpoint; delete what was pushed before."""
         if serving.kind is not WeightKind.FULL:
             return
         number, pool = serving.weight_version, self._engine
         if isinstance(pool, PooledEngine) and pool.weights == Weights(None, number) and self._is_on_disk(serving):
             pool.weights = Weights(self._files.of(number) or self._checkpoint_of(serving), number)
-        await asyncio.to_thread(lambda: self._files.drop(kept=number))
+        if not self._trainer_writes:  # the folders in `push/`, if any, are not of this run
+            return
+        if isinstance(pool, PooledEngine):
+            async with pool.rolling():  # an engine that comes in may be reading one
+                await self._drop_files(number, pool.weights)
+        else:
+            await self._drop_files(number, None)
+
+    async def _drop_files(self, kept: int, held: Weights | None) -> None:
+        folder = None if held is None else held.folder
+        if problems := await asyncio.to_thread(lambda: self._files.drop(kept=kept, held=folder)):
+            self._health.failed(_FILES, "; ".join(problems), at_once=True)
+        else:
+            self._health.ok(_FILES)
 
     def _is_on_disk(self, version: Version) -> bool:
         return not is_remote_only(version) or self._files.of(version.weight_version) is not None

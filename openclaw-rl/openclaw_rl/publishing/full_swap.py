@@ -64,12 +64,19 @@ class FullWeightSwap:
         """
         return await self._replace(lambda: self._push(weight_version, folder))
 
-    async def receive(self, weight_version: int, transfer: Callable[[], Awaitable[None]]) -> SwapTimes:
+    async def receive(
+        self, weight_version: int, transfer: Callable[[], Awaitable[None]], check: Callable[[], None] = lambda: None
+    ) -> SwapTimes:
         """Let the trainer send the weights to the engine while `transfer` runs, and switch to their version.
 
-        Raises as `swap` does.
+        check: called right before; the old weights serve on after its error. Else raises as `swap` does.
         """
-        return await self._replace(lambda: self._receive(weight_version, transfer))
+
+        async def push() -> None:
+            check()
+            await self._receive(weight_version, transfer)
+
+        return await self._replace(push)
 
     async def _replace(self, push: Callable[[], Awaitable[None]]) -> SwapTimes:
         started = time.monotonic()

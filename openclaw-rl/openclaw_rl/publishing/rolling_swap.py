@@ -9,8 +9,8 @@ the old version on the other half; one that is cut in the second half goes on un
 
 Promises:
 
-- An engine that dies or hangs in its turn leaves the pool, and the others go on. It comes back with the weights that
-  serve then.
+- An engine that dies or hangs in its turn leaves the pool, and the others go on, even if all of the first half have
+  left. It comes back with the weights that serve then.
 - Before the switch a refused push leaves the old version serving, on engines that hold it. After it, the new version
   serves, and the engine that refused is out of the pool.
 
@@ -54,11 +54,14 @@ class RollingSwap:
             held = self._pool.weights
             if not members and held is not None and held.folder is None:
                 self._pool.hold(Weights(folder, weight_version))  # of the others, only the trainer could have sent any
-            if len(members) >= 2 and self._serving.is_open and is_level:
-                return await self._rolled(members, Weights(folder, weight_version))
+            while len(members) >= 2 and self._serving.is_open and is_level:
+                if (times := await self._rolled(members, Weights(folder, weight_version))) is not None:
+                    return times
+                members = self._pool.members  # fewer each time: no engine comes in meanwhile
         return await self._as_one.swap(weight_version, folder)
 
-    async def _rolled(self, members: list[Member], weights: Weights) -> SwapTimes:
+    async def _rolled(self, members: list[Member], weights: Weights) -> SwapTimes | None:
+        """Give the weights to one half and then to the other. Return None if all of the first half have left."""
         weight_version = weights.weight_version
         first, second = members[: len(members) // 2], members[len(members) // 2 :]
         taken, spent = list[Member](), _Spent()
@@ -71,7 +74,7 @@ class RollingSwap:
                 member.leave(f"it took version {weight_version}, which another engine refused: {error}")
             raise
         if not any(member.is_in for member in taken):
-            raise EngineGone(f"no engine has taken version {weight_version}: {first[0].fault}")
+            return None
         self._pool.hold(weights)
         self._serving.switch(weight_version, None)
         for member in second:

@@ -1,4 +1,4 @@
-"""The engines of a pool that one trainer's transfers reach: those that answered when it started.
+"""The engines of a pool that one trainer's transfers reach: those that served, or were about to, when it started.
 
 NCCL joins the trainer's ranks and those of all these engines, so a transfer goes to all of them at once.
 
@@ -6,14 +6,17 @@ Promises:
 
 - No transfer begins while one of them is away: the trainer would wait for it, with every chat held.
 - An engine that did not take the weights of a transfer gets no request.
-- The group is over once an engine outside it answers, and once one of its own was drained or has been away for long. It
-  then has another name: the trainer sees it, saves its weights and starts again with the engines of then.
+- The group is over once an engine outside it is in the pool, and once one of its own was drained or has been away for
+  long. It then has another name: the trainer sees it, saves its weights and starts again with the engines of then.
+- An engine outside it that needs the trainer's checkpoint to come in ends it too, once for each start of that engine.
+- An engine that was waited for in vain takes no part until it is in the pool or has started again.
 
 Leaves to others: holding the chats (`full_swap`), and the way back of an engine. It takes the weights from a folder, as
 soon as they are in one (`engines.pool`).
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -26,7 +29,10 @@ from openclaw_rl.publishing.full_swap import FullWeightSwap, SwapTimes
 log = structlog.get_logger()
 
 AWAY_S = 120.0
-"""Time that an engine of the group may be away before the trainer starts again without it."""
+"""Time that an engine may be away before the trainer starts without it."""
+
+_Start = tuple[Member, str, int]
+"""One start of an engine: the engine, its URL then, and the number of its starts."""
 
 
 class TrainerGroup:
@@ -39,6 +45,9 @@ class TrainerGroup:
         self._number = 0
         self._away_at: float | None = None
         """Loop time at which one of them was first seen away; None: all of them are in the pool."""
+        self._made_at = time.monotonic()
+        self._in_vain, self._asked_for = set[_Start](), set[_Start]()
+        """Those that were waited for in vain, and those for which a trainer was asked to write its checkpoint."""
 
     @property
     def name(self) -> str:
@@ -46,24 +55,37 @@ class TrainerGroup:
         self._look()
         return str(self._number)
 
-    def meet(self) -> list[str]:
-        """Begin a group of the engines that answer now. Return their URLs. Raises EngineGone without one."""
-        found = {one: _now(one) for one in self._pool.every if one.answers and not one.is_drained}
+    def meet(self, *, waits: bool = True) -> list[str]:
+        """Begin a group of the engines that serve or are about to. Return their URLs.
+
+        Raises EngineGone without one, and while an engine has not answered since the server's start; `waits` is False:
+        not then.
+        """
+        now, every = time.monotonic(), [one for one in self._pool.every if not one.is_drained]
+        if waits and now - self._made_at < self._away_s and (late := [o.name for o in every if not o.has_answered]):
+            raise EngineGone(f"{', '.join(late)} has not answered since the server's start")
+        found = {one: _now(one) for one in every if one.is_in or self._may_come_in(one, now)}
+        found = found or {one: _now(one) for one in every if one.answers}
         if not found:
             raise EngineGone("no engine of the pool answers")
         self._met, self._away_at = found, None
         return [one.url for one in found]
+
+    def _may_come_in(self, one: Member, now: float) -> bool:
+        return one.answers and now - one.answers_since < self._away_s and (one, *_now(one)) not in self._in_vain
 
     async def receive(
         self, as_one: FullWeightSwap, weight_version: int, transfer: Callable[[], Awaitable[None]]
     ) -> SwapTimes:
         """Let the trainer send weights to every engine of the group, while chats are held.
 
-        Raises CommitRefused before a chat is held, else as `FullWeightSwap.receive`.
+        Raises CommitRefused if it would not reach them all: the old weights then serve on. Else raises as
+        `FullWeightSwap.receive`.
         """
         async with self._pool.rolling():  # no engine comes in meanwhile
             self.check()
-            return await as_one.receive(weight_version, lambda: self._send(weight_version, transfer))
+            # Checked again once the engines are empty: one may have died meanwhile.
+            return await as_one.receive(weight_version, lambda: self._send(weight_version, transfer), self.check)
 
     def check(self) -> None:
         """Raise CommitRefused if a transfer would not reach every engine of the group, or miss another one."""
@@ -120,15 +142,27 @@ class TrainerGroup:
             if member.is_drained:
                 if member in met:
                     return f"{member.name} was drained"
-            elif member.answers and met.get(member) != _now(member):
-                return f"{member.name} answers, and no transfer reaches it"
+            elif met.get(member) != _now(member) and (reason := self._wants_in(member)):
+                return reason
         if not (away := self._away(met)):
             self._away_at = None
             return None
         now = asyncio.get_running_loop().time()
         self._away_at = now if self._away_at is None else self._away_at
-        is_late = now - self._away_at >= self._away_s
-        return f"{', '.join(one.name for one in away)} is away for {now - self._away_at:.0f} s" if is_late else None
+        if now - self._away_at < self._away_s:
+            return None
+        self._in_vain.update((one, *_now(one)) for one in away)
+        return f"{', '.join(one.name for one in away)} is away for {now - self._away_at:.0f} s"
+
+    def _wants_in(self, member: Member) -> str | None:
+        """Return the reason that an engine outside the group ends it; None: it does not."""
+        if member.is_in:
+            return f"{member.name} is in the pool, and no transfer reaches it"
+        held, start = self._pool.weights, (member, *_now(member))
+        if member.answers and held is not None and held.folder is None and start not in self._asked_for:
+            self._asked_for.add(start)
+            return f"{member.name} answers, and needs a checkpoint of version {held.weight_version}"
+        return None
 
 
 def _now(member: Member) -> tuple[str, int]:

@@ -10,6 +10,8 @@ Promises:
 
 - Between the two calls of a trainer that sends, the engines get no other request, and chats wait at the hold. One push
   runs at a time.
+- While a trainer writes files, no lock is held: chats, a rollback, a pin and an engine that is back wait for no file.
+  What was checked before is checked again behind them.
 - A trainer that dies between the calls costs `deadline_s`, or less if it starts again. The engine may then hold half a
   version: the hold stays until `EngineReadiness` has restored the right version, or a trainer has sent it again.
 - A version that the gate refuses after the transfer leaves chats held too, until `EngineReadiness` has restored the
@@ -27,11 +29,11 @@ from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, Engin
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication
 from openclaw_rl.publishing.engine_weights import PolicyEngine
-from openclaw_rl.publishing.gate import Gate
+from openclaw_rl.publishing.gate import BeforeSwap, Gate
 from openclaw_rl.publishing.version_folders import is_remote_only
 from openclaw_rl.telemetry.alerts import Alert
 from openclaw_rl.trainer_protocol import PushBegin, PushEnd, Tip
-from openclaw_rl.types import VersionState
+from openclaw_rl.types import Version, VersionState
 
 log = structlog.get_logger()
 
@@ -137,45 +139,70 @@ class TrainerPushes:
         Raises CommitRefused when it may not serve, EngineError when the push failed. A push that fails after its
         transfer began leaves the engine held.
         """
-        weight_version = push.asked.weight_version
-        async with self._swap:
-            if push.begun.cancelled():
-                raise EngineGone("its trainer waits no longer")
-            version = await self._ledger.version(weight_version)
-            if (tip := (await self._ledger.tip()).weight_version) != weight_version:
-                raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
-            if (pinned := await self._ledger.pinned()) not in (None, weight_version):
-                raise CommitRefused(f"version {pinned} is pinned")
-            await self._policy.check_is_the_same()
-            if version.state is VersionState.CANDIDATE:
-                refusal = (await self._gate.check(version, version.report)).refusal
-                if refusal is not None:
-                    await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
-                    raise CommitRefused(refusal)
-            await publication.to_loading(self._ledger, version)
-            before = await self._gate.before_swap(version)
-            if push.begun.cancelled():
-                raise EngineGone("its trainer waits no longer")
-            old = await self._ledger.version(self._policy.serving.current)
-            if (folder := push.asked.folder) is None:
-                await self._policy.receive(weight_version, lambda: self._transfer(push))
-            else:
-                await self._transfer(push)
+        if (folder := push.asked.folder) is None:
+            async with self._swap:
+                version, before = await self._checked(push)
+                await self._policy.receive(version.weight_version, lambda: self._transfer(push))
+                await self._finish(version, before, None)
+            return
+        try:
+            self._policy.expect_files(folder)
+            async with self._swap:
+                await self._checked(push)
+            await self._transfer(push)  # a rollback, a pin or an engine that is back waits for no files
+            async with self._swap:
+                version, before = await self._checked(push)
+                old = await self._ledger.version(self._policy.serving.current)
                 await self._policy.take(version, folder)
-            refusal = await self._gate.after_swap(version, before)
+                await self._finish(version, before, old)
+        finally:
+            self._policy.expect_files(None)
+
+    async def _checked(self, push: _Push) -> tuple[Version, BeforeSwap]:
+        """Return a version that may serve now, and the numbers of the weights that it will replace.
+
+        Raises CommitRefused, EngineError.
+        """
+        weight_version = push.asked.weight_version
+        if push.begun.cancelled():
+            raise EngineGone("its trainer waits no longer")
+        version = await self._ledger.version(weight_version)
+        if (tip := (await self._ledger.tip()).weight_version) != weight_version:
+            raise CommitRefused(f"version {weight_version} is not the tip, {tip} is")
+        if (pinned := await self._ledger.pinned()) not in (None, weight_version):
+            raise CommitRefused(f"version {pinned} is pinned")
+        await self._policy.check_is_the_same()
+        if version.state is VersionState.CANDIDATE:
+            refusal = (await self._gate.check(version, version.report)).refusal
             if refusal is not None:
-                if folder is None or old.weight_version == weight_version:
-                    self._policy.mark_untrusted()
-                else:
-                    await self._policy.go_back(old)
-                if version.state is not VersionState.SERVING:
-                    await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
+                await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
                 raise CommitRefused(refusal)
-            await self._ledger.set_version_state(weight_version, VersionState.SERVING)
-            older = [version.weight_version for version in await self._ledger.unfinished_versions()]
-            await publication.supersede(self._ledger, [number for number in older if number < weight_version])
-            await self._policy.note_files(version)
-            log.info("published", weight_version=weight_version, parent=version.parent)
+        await publication.to_loading(self._ledger, version)
+        before = await self._gate.before_swap(version)
+        if push.begun.cancelled():
+            raise EngineGone("its trainer waits no longer")
+        return version, before
+
+    async def _finish(self, version: Version, before: BeforeSwap, old: Version | None) -> None:
+        """Test the version that the engines took, and make it the serving one. Raises CommitRefused.
+
+        old: the one from before, to go back to; None: its weights are gone.
+        """
+        weight_version = version.weight_version
+        refusal = await self._gate.after_swap(version, before)
+        if refusal is not None:
+            if old is None or old.weight_version == weight_version:
+                self._policy.mark_untrusted()
+            else:
+                await self._policy.go_back(old)
+            if version.state is not VersionState.SERVING:
+                await publication.reject(self._ledger, weight_version, refusal, alert=self._alert)
+            raise CommitRefused(refusal)
+        await self._ledger.set_version_state(weight_version, VersionState.SERVING)
+        older = [version.weight_version for version in await self._ledger.unfinished_versions()]
+        await publication.supersede(self._ledger, [number for number in older if number < weight_version])
+        await self._policy.note_files(version)
+        log.info("published", weight_version=weight_version, parent=version.parent)
 
     @staticmethod
     async def _transfer(push: _Push) -> None:

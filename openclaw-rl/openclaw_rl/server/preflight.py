@@ -113,8 +113,10 @@ def _gpus(settings: Settings, kind: EngineKind | None) -> Iterator[str]:
         needs += GpuNeed.of_device("trainer.device", settings.trainer.device)
     if kind is not None:
         needs += kind.gpus(settings)
-    if not needs or (here := _slices() or gpus_here()) is None:
+    if not needs or (here := (slices := _slices()) or gpus_here()) is None:
         return
     for need in needs:
         if need.gpus > here:
             yield f"{need.setting}: wants {need.gpus} GPUs, {here} are here"
+        elif slices and (own := need.of_one_process) > 1:
+            yield f"{need.setting}: wants {own} GPUs, and a process sees one MIG slice of {VISIBLE} alone"

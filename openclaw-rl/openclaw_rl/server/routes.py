@@ -146,7 +146,8 @@ def _pushes(settings: Settings, core: Core, events: ServerEvents, publisher: Pub
         events.lease_wait.samples_came()
         urls = pushes.meet(start.writes_files) or [core.engine.url]
         tip = await pushes.describe(await ledger.tip())
-        return Started(tip=tip, engine_urls=urls, trainer=settings.trainer, method=settings.method)
+        count = settings.engine.count
+        return Started(tip=tip, engine_urls=urls, engines=count, trainer=settings.trainer, method=settings.method)
 
     return build_push_router(ledger, token=core.trainer_token, pushes=pushes, on_start=trainer_started)
 

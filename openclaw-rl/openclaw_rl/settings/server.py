@@ -148,6 +148,11 @@ class EngineSettings(Branch):
         return bool(self.urls) or self.replicas > 1
 
     @property
+    def count(self) -> int:
+        """Number of the policy's engines, whether they answer or not."""
+        return len(self.urls) or self.replicas
+
+    @property
     def first_url(self) -> str | None:
         """URL of the engine that runs already, or of the first of several; None: the server starts its own."""
         return self.url or next(iter(self.urls), None)

@@ -330,6 +330,21 @@ async def test_an_engine_that_fails_a_score_of_its_own_leaves_while_others_serve
         assert (await pool.score_on(pool.ready()[-1], 60, (1,), (300, 301), lora_path=None, extra_key="")).log_probs
 
 
+async def test_a_score_that_failed_before_its_engine_came_back_takes_no_engine_out() -> None:
+    one, _ = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes, poll_s=1000) as pool:
+
+        async def fails(_: object) -> object:
+            pool.every[0].leave("it was started again")
+            pool.every[0].come_in()
+            raise EngineGone("the connection was lost")
+
+        one.generate = fails  # type: ignore[assignment,method-assign]
+        with pytest.raises(EngineLeft):
+            await pool.score_on(pool.ready()[0], 60, (1,), (300, 301), lora_path=None, extra_key="")
+        assert [(status.failures, status.is_in) for status in pool.statuses()] == [(0, True), (0, True)]
+
+
 async def test_an_engine_takes_no_weights_under_the_replies_that_it_still_runs(folder: Path) -> None:
     fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes) as pool:

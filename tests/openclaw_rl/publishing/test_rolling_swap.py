@@ -147,17 +147,44 @@ async def test_an_engine_that_dies_of_its_turn_leaves_and_comes_back_with_what_s
         assert world.held == [1, 1, 1]
 
 
-@pytest.mark.parametrize("is_dead", [True, False])
-async def test_an_engine_that_cannot_take_them_first_leaves_the_old_version_serving(is_dead: bool) -> None:
+async def test_an_engine_that_refuses_them_first_leaves_the_old_version_serving() -> None:
     async with world_of(2) as world:
-        one, _ = world.engines
-        one.dies, one.refuses = is_dead, not is_dead
+        world.engines[0].refuses = True
         async with chats(world, 4) as tasks:
-            with pytest.raises(EngineGone if is_dead else EngineRefused):
+            with pytest.raises(EngineRefused):
                 await world.swapper.swap(1, FOLDER)
         assert {tuple(map(tuple, sampled.runs)) for sampled in await asyncio.gather(*tasks)} == {((0, 60),)}
         assert (world.serving.current, world.held) == (0, [0, 0])
         assert (await world.chat(9, tokens=3)).runs == [[0, 3]]
+
+
+@pytest.mark.parametrize(("count", "dead"), [(2, 1), (4, 2), (5, 2), (5, 3)])
+async def test_engines_that_die_in_their_turn_before_any_took_the_weights_leave_the_rest_to_go_on(
+    count: int, dead: int
+) -> None:
+    async with world_of(count) as world:
+        for engine in world.engines[:dead]:
+            engine.dies = True
+        async with chats(world, 6) as tasks:
+            times = await world.swapper.swap(1, FOLDER)
+        for sampled in await asyncio.gather(*tasks):
+            assert [version for version, _ in sampled.runs] == [0, 1]
+        assert (world.serving.current, world.held) == (1, [0] * dead + [1] * (count - dead))
+        assert (times.held_s > 0) == (count - dead == 1), "one engine alone swaps with chats held"
+        for engine in world.engines:
+            engine.dies = False
+            engine.come_up()
+        await until(lambda: all(status.is_in for status in world.pool.statuses()))
+        assert world.held == [1] * count
+
+
+async def test_no_engine_lives_to_take_the_weights() -> None:
+    async with world_of(2) as world:
+        for engine in world.engines:
+            engine.dies = True
+        with pytest.raises(EngineGone):
+            await world.swapper.swap(1, FOLDER)
+        assert (world.serving.current, world.serving.is_open) == (0, False)
 
 
 async def test_an_engine_that_refuses_them_behind_the_switch_is_out_of_the_pool() -> None:
@@ -194,7 +221,8 @@ def version_of(number: int) -> Version:
 async def test_an_engine_whose_push_got_no_answer_is_given_what_serves_whatever_it_names() -> None:
     """It still names the old version when it is asked, and the push lands later."""
     async with world_of(2) as world:
-        one, _ = world.engines
+        one, two = world.engines
+        two.refuses = True
         world.pool.hold_start(FOLDER)
         pushed: list[int] = []
         update = one.update_weights
@@ -206,9 +234,10 @@ async def test_an_engine_whose_push_got_no_answer_is_given_what_serves_whatever_
             await update(folder, weight_version)
 
         one.update_weights = unanswered  # type: ignore[method-assign]
-        with pytest.raises(EngineGone):
+        with pytest.raises(EngineRefused):
             await world.swapper.swap(1, FOLDER)
         assert world.serving.current == 0
+        two.refuses = False
         await until(lambda: all(status.is_in for status in world.pool.statuses()))
         assert pushed == [1, 0]
         await world.swapper.swap(2, FOLDER)

@@ -12,7 +12,8 @@ from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.pool import PooledEngine
-from openclaw_rl.errors import CommitRefused, EngineGone
+from openclaw_rl.engines.pool_member import Weights
+from openclaw_rl.errors import CommitRefused, EngineGone, EngineRefused
 from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.settings import PublisherSettings
@@ -79,8 +80,11 @@ async def find(number: int) -> Version:
 
 
 @asynccontextmanager
-async def pooled(folder: Path, count: int = 2) -> AsyncIterator[World]:
+async def pooled(folder: Path, count: int = 2, *, down: int = 0) -> AsyncIterator[World]:
+    """down: number of engines that have not answered yet."""
     engines = [FakeEngine(pacing=Pacing(tokens_per_s=2000)) for _ in range(count)]
+    for engine in engines[count - down :]:
+        engine.go_down()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(served(engine)) for engine in engines]
         pool = PooledEngine(clients, change_s=60, is_full=True, poll_s=0.01)
@@ -236,7 +240,7 @@ async def test_no_engine_answers(world: World) -> None:
 
 async def test_weights_that_a_trainer_wrote_roll_through_the_pool_and_hold_nobody(world: World) -> None:
     world.policy.meet(True)
-    name, place = world.policy.name, "push/one/weight_v000001"
+    name, place = world.policy.name, "push/0d51e72f/weight_v000001"
     (world.policy.data_dir / place).mkdir(parents=True)
     held: list[float] = []
     hold = world.serving.hold
@@ -254,3 +258,119 @@ async def test_weights_that_a_trainer_wrote_roll_through_the_pool_and_hold_nobod
     assert world.policy.name == name, "its trainer goes on"
     await world.policy.note_files(version(1))
     assert (world.policy.data_dir / place).is_dir()
+
+
+async def test_a_second_try_of_a_version_leaves_the_folder_of_the_first_one_until_it_serves(world: World) -> None:
+    world.policy.meet(True)
+    first, second = [f"push/{run}/weight_v000001" for run in ("0d51e72f", "deadbeef")]
+    for name in (first, second):
+        (world.policy.data_dir / name).mkdir(parents=True)
+    await world.policy.take(version(1), first)
+    one = world.engines[0]
+    update = one.update_weights
+
+    async def refuse(folder: Path, weight_version: int) -> None:
+        raise EngineRefused("half a folder", status=400)
+
+    one.update_weights = refuse  # type: ignore[method-assign]
+    with pytest.raises(EngineRefused):
+        await world.policy.take(version(1), second)
+    await world.policy.note_files(version(1))
+    assert world.pool.weights == Weights(world.policy.data_dir / first, 1)
+    assert (world.policy.data_dir / first).is_dir()
+    assert not (world.policy.data_dir / second).exists()
+    one.update_weights = update  # type: ignore[method-assign]
+    (world.policy.data_dir / second).mkdir(parents=True)
+    await world.policy.take(version(1), second)
+    await world.policy.note_files(version(1))
+    assert world.pool.weights == Weights(world.policy.data_dir / second, 1)
+    assert [(world.policy.data_dir / name).exists() for name in (first, second)] == [False, True]
+
+
+async def test_no_folder_is_deleted_while_an_engine_comes_in(world: World) -> None:
+    world.policy.meet(True)
+    name = "push/0d51e72f/weight_v000001"
+    (world.policy.data_dir / name).mkdir(parents=True)
+    async with world.pool.rolling():
+        dropping = asyncio.create_task(world.policy.note_files(version(2, durable=True)))
+        await asyncio.sleep(0.1)
+        assert (world.policy.data_dir / name).is_dir()
+    await dropping
+    assert not (world.policy.data_dir / name).exists()
+
+
+async def test_an_engine_that_answers_and_cannot_join_stops_training_for_a_while_alone(world: World) -> None:
+    world.policy.meet(False)
+    group, two = world.policy._group, world.engines[1]
+    assert group is not None
+    await world.send(1)
+    two.go_down()
+    await until(lambda: world.are_in == [True, False])
+    update = two.update_weights
+
+    async def refuse(folder: Path, weight_version: int) -> None:
+        raise EngineRefused("its card is full", status=400)
+
+    two.update_weights = refuse  # type: ignore[method-assign]
+    two.weight_version = 0  # another process
+    name = world.policy.name
+    two.come_up()
+    await until(lambda: "only the trainer has version 1" in world.pool.every[1].fault)
+    assert world.policy.name != name, "the trainer writes its checkpoint for it, once"
+    await world.policy.note_files(version(1, durable=True))
+    await until(lambda: "its card is full" in world.pool.every[1].fault)
+    assert len(world.policy.meet(False) or []) == 2
+    with pytest.raises(CommitRefused, match="is away"):
+        await world.send(2)
+    name, group._away_s = world.policy.name, 0.0
+    assert world.policy.name != name
+    group._away_s = 600.0
+    assert world.policy.meet(False) == [world.pool.url], "it was waited for in vain"
+    name = world.policy.name
+    for number in (2, 3):
+        await world.send(number, reaches=1)
+        assert world.policy.name == name
+    two.update_weights = update  # type: ignore[method-assign]
+    await world.policy.note_files(version(3, durable=True))
+    await until(lambda: world.are_in == [True, True])
+    assert world.policy.name != name
+    assert len(world.policy.meet(False) or []) == 2
+    await world.send(4)
+    assert [engine.weight_version for engine in world.engines] == [4, 4]
+
+
+async def test_an_engine_that_dies_while_the_engines_are_emptied_begins_no_transfer(world: World) -> None:
+    world.policy.meet(False)
+    await world.send(1)
+    abort_all = world.pool.abort_all
+
+    async def die_in_it() -> None:
+        world.engines[1].go_down()
+        await abort_all()
+
+    world.pool.abort_all = die_in_it  # type: ignore[method-assign]
+
+    async def transfer() -> None:
+        raise AssertionError("the trainer would wait for the dead engine")
+
+    with pytest.raises(CommitRefused, match="is away"):
+        await world.policy.receive(2, transfer)
+    assert world.serving.is_open
+    assert not world.policy._full.is_unsure
+    assert not world.pool.every[0].is_unsure
+    assert (await world.chat(1)).runs == [[1, 3]]
+
+
+async def test_a_cold_start_waits_for_engines_that_have_not_answered_yet(tmp_path: Path) -> None:
+    async with pooled(tmp_path, down=1) as world:
+        with pytest.raises(EngineGone, match="has not answered since the server's start"):
+            world.policy.meet(False)
+        assert world.policy.meet(True) == [world.pool.url], "files need no group"
+        group = world.policy._group
+        assert group is not None
+        group._away_s = 0.0
+        assert world.policy.meet(False) == [world.pool.url]
+        group._away_s = 600.0
+        world.engines[1].come_up()
+        await until(lambda: world.are_in == [True, True])
+        assert len(world.policy.meet(False) or []) == 2

@@ -215,13 +215,13 @@ async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: PushWorld)
 
 def written(world: PushWorld, number: int) -> str:
     """Write the folder that slime would, and return its name."""
-    place = f"push/driver/weight_v{number:06d}"
+    place = f"push/0d51e72f/weight_v{number:06d}"
     (world.folder / place).mkdir(parents=True)
     return place
 
 
 async def push_files(world: PushWorld, number: int, *, status: int = 200) -> Path:
-    place = f"push/driver/weight_v{number:06d}"
+    place = f"push/0d51e72f/weight_v{number:06d}"
     await world.call("push/begin", {"weight_version": number, "folder": place})
     assert world.serving.is_open, "no chat waits for the files"
     written(world, number)
@@ -256,11 +256,43 @@ async def test_weights_in_a_folder_that_fail_their_test_leave_the_version_from_b
         assert untrusted == [], "the weights from before were given back at once"
 
 
-@pytest.mark.parametrize("folder", ["push/driver/not-there", "versions", "push/../keys"])
+@pytest.mark.parametrize("folder", ["push/0d51e72f/not-there", "versions", "push/../keys"])
 async def test_only_a_folder_of_the_pushes_is_taken(world: PushWorld, folder: str) -> None:
-    for name in ("versions", "keys", "push/driver"):
+    for name in ("versions", "keys", "push/0d51e72f"):
         (world.folder / name).mkdir(parents=True, exist_ok=True)
     number = await world.commit()
     await world.call("push/begin", {"weight_version": number, "folder": folder})
+    await world.call("push/end", {"weight_version": number}, status=409)
+    assert (world.engine.weight_version, world.serving.is_open) == (0, True)
+
+
+async def test_a_pin_a_rollback_and_an_engine_that_is_back_wait_for_no_file(world: PushWorld) -> None:
+    await world.call("start", {"trainer": "node", "writes_files": True})
+    await push_files(world, await world.commit(probe_error=0.0))
+    number = await world.commit(probe_error=0.0)
+    place = written(world, number)
+    await world.call("push/begin", {"weight_version": number, "folder": place, "deadline_s": 600})
+    world.engine.weight_version = 0  # it was started again
+    async with asyncio.timeout(60):
+        await world.publisher.restore()
+        assert (world.engine.weight_version, world.serving.is_open) == (1, True)
+        await world.publisher.pin(1)
+        await world.publisher._reconcile()
+    assert (world.folder / place).is_dir(), "its trainer is writing it"
+    said = await world.call("push/end", {"weight_version": number}, status=409)
+    assert "version 1 is pinned" in str(said)
+    assert (world.engine.weight_version, world.serving.current, world.serving.is_open) == (1, 1, True)
+    await world.publisher.pin(None)
+    await world.call("push/begin", {"weight_version": number, "folder": place})
+    await world.call("push/end", {"weight_version": number})
+    assert (world.engine.weight_version, world.serving.current) == (2, 2)
+
+
+async def test_files_of_a_version_that_was_rolled_back_meanwhile_are_not_taken(world: PushWorld) -> None:
+    await world.call("start", {"trainer": "node", "writes_files": True})
+    number = await world.commit(probe_error=0.0)
+    place = written(world, number)
+    await world.call("push/begin", {"weight_version": number, "folder": place})
+    await world.ledger.rollback(0, requeue=True)
     await world.call("push/end", {"weight_version": number}, status=409)
     assert (world.engine.weight_version, world.serving.is_open) == (0, True)

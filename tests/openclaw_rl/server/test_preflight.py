@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,25 @@ def test_slices_of_one_card_count_as_gpus(tmp_path: Path, monkeypatch: pytest.Mo
     assert said(**asked) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a")
     assert "engine.replicas 2, engine.args '': wants 2 GPUs, 1 are here" in said(**asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "setting"),
+    [
+        ({"engine__kind": "sglang", "engine__args": ["--tp", "2"]}, "engine.args '--tp 2'"),
+        (
+            {"engine__kind": "sglang", "engine__args": ["--tp", "2"], "engine__replicas": 2},
+            "engine.replicas 2, engine.args '--tp 2'",
+        ),
+        ({"trainer__device": "cuda:1"}, "trainer.device 'cuda:1'"),
+    ],
+)
+def test_a_process_sees_one_slice_of_a_card_alone(
+    asked: dict[str, Any], setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1a,MIG-2b,MIG-3c,MIG-4d")
+    (problem,) = said(data_dir=str(tmp_path), **asked)
+    assert problem == f"{setting}: wants 2 GPUs, and a process sees one MIG slice of CUDA_VISIBLE_DEVICES alone"
 
 
 def test_a_method_that_is_not_installed_is_refused_before_its_table_is_read() -> None:

@@ -29,7 +29,9 @@ class Run:
 
     def start(self) -> tuple[NodeLoop, ToyMegatron]:
         self.starts += 1
-        started = self.client.start(TRAINER, self.checkpoints.whole_fences())
+        started = self.client.start(
+            TRAINER, self.checkpoints.whole_fences(), writes_files=self.config.push_folder is not None
+        )
         megatron = ToyMegatron(self.server, self.checkpoints, self.config, started.tip)
         session = LeaseSession(
             self.client,

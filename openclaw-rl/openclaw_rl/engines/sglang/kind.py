@@ -8,7 +8,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 
 from openclaw_rl.data_dir import DataDir
-from openclaw_rl.engines.kind import SLICE, VISIBLE, EngineKind, Finding, GpuNeed, OnExit
+from openclaw_rl.engines.kind import VISIBLE, EngineKind, Finding, GpuNeed, OnExit
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.models.resolve import model_display_name, tokenizer_folder
@@ -81,8 +81,8 @@ class SGLangKind(EngineKind):
     def gpus(self, settings: Settings) -> tuple[GpuNeed, ...]:
         engine = settings.engine
         replicas = f"engine.replicas {engine.replicas}, " if engine.replicas > 1 else ""
-        need = GpuNeed(f"{replicas}engine.args {' '.join(engine.args)!r}", engine.replicas * _gpus_of(engine))
-        return (need,)
+        setting = f"{replicas}engine.args {' '.join(engine.args)!r}"
+        return (GpuNeed(setting, engine.replicas * _gpus_of(engine), engine.replicas),)
 
     def problems(self, settings: Settings) -> Iterator[str]:
         if settings.engine.replicas > 1:
@@ -162,9 +162,6 @@ def _replica_problems(engine: EngineSettings) -> Iterator[str]:
     names = _visible(wanted)
     if len(names) < wanted:
         yield f"engine.replicas {engine.replicas}: wants {wanted} GPUs, and {VISIBLE} names {len(names)}"
-    if _gpus_of(engine) > 1 and any(name.startswith(SLICE) for name in names):
-        args = " ".join(engine.args)
-        yield f"engine.args {args!r}: {VISIBLE} names MIG slices, and a process sees one of them alone"
 
 
 KIND = SGLangKind()

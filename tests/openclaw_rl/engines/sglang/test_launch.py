@@ -167,7 +167,6 @@ def test_each_of_several_engines_sees_gpus_of_its_own(
         ("0,1", ("--tp", "2"), "engine.replicas 2: wants 4 GPUs, and CUDA_VISIBLE_DEVICES names 2"),
         ("", (), "engine.replicas 2: wants 2 GPUs, and CUDA_VISIBLE_DEVICES names 0"),
         ("0,1", ("--base-gpu-id=1",), "engine.args --base-gpu-id: with engine.replicas the server gives each engine"),
-        ("MIG-1a,MIG-2b,MIG-3c,MIG-4d", ("--tp", "2"), "engine.args '--tp 2': CUDA_VISIBLE_DEVICES names MIG slices"),
         ("0,1", ("--port", "9"), "engine.args --port: with engine.replicas the server gives each engine its own port"),
     ],
 )
