@@ -94,6 +94,17 @@ class Node:
             while await self.held(pool) != [str(version)] * 2:
                 await asyncio.sleep(0.1)
 
+    async def second_version_waits(self, pool: Pool, *, at: int) -> Any:
+        """Have version 1 on both engines, and version 2 under way, which engine `at` does not take. Return the status
+        between the two."""
+        await self.teach(pool, "first")
+        await pool.until(lambda now: now["serving"] == 1)
+        await self.until_both_hold(pool, 1)
+        before = await pool.status()
+        self.sglang.hold(before["engines"][at]["engine"])
+        await self.teach(pool, "second")
+        return before
+
     async def until_all_are_in(self, pool: Pool) -> None:
         await pool.until(lambda now: all(engine["is_in"] for engine in now["engines"]))
 
@@ -129,12 +140,7 @@ async def test_one_of_two_engines_is_killed_in_its_turn_and_comes_back_with_old_
     async with node.pool() as pool:
         await node.until_all_are_in(pool)
         with node.driver("disk") as driver:
-            await node.teach(pool, "first")
-            await pool.until(lambda now: now["serving"] == 1)
-            await node.until_both_hold(pool, 1)
-            before = await pool.status()
-            node.sglang.hold(before["engines"][1]["engine"])
-            await node.teach(pool, "second")
+            before = await node.second_version_waits(pool, at=1)
             await pool.until(lambda now: now["serving"] == 2)
             assert await node.held(pool) == ["2", "1"], "the first has taken its turn, and the second is in it"
             os.kill(before["children"][1]["pid"], signal.SIGKILL)
@@ -157,12 +163,7 @@ async def test_an_engine_that_is_killed_first_in_its_turn_leaves_the_other_one_t
     async with node.pool() as pool:
         await node.until_all_are_in(pool)
         with node.driver("disk") as driver:
-            await node.teach(pool, "first")
-            await pool.until(lambda now: now["serving"] == 1)
-            await node.until_both_hold(pool, 1)
-            before = await pool.status()
-            node.sglang.hold(before["engines"][0]["engine"])
-            await node.teach(pool, "second")
+            before = await node.second_version_waits(pool, at=0)
             await pool.until(lambda now: node.sglang.is_held(before["engines"][0]["engine"]))
             os.kill(before["children"][0]["pid"], signal.SIGKILL)
             await pool.until(lambda now: now["serving"] == 2)

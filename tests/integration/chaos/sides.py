@@ -314,7 +314,7 @@ def _look(ledger: Path, side: StubSide | EmbeddedSide) -> None:
     people = side.people
     side.findings += people.faults
     side.findings += audit(ledger, people.seen, is_deep=True)
-    side.facts["wrong_pairs"] = wrong = mispaired(ledger, people.seen)
+    side.facts["wrong_pairs"] = wrong = mispaired(ledger, people.seen, engines_die=True)
     side.findings += wrong
     side.facts["cut_without_cause"] = cut = cut_without_cause(people.cut, side.outages.cover)
     side.findings += cut

@@ -295,7 +295,7 @@ class Campaign:
         find, ledger, seen = self.outcome.findings, self._place.ledger, self._chats.seen
         (self._place.data_dir.parent / SEEN_FILE).write_text(json.dumps([asdict(reply) for reply in seen]))
         find += audit(ledger, seen, is_deep=True)
-        find += mispaired(ledger, seen)
+        find += mispaired(ledger, seen, engines_die=bool(self._users))
         find += unrecorded(ledger, self._chats.heard)
         replayed = replay(ledger, self._policy)
         find += replayed.findings

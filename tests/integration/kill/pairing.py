@@ -32,9 +32,11 @@ _NEVER_OPEN = (DropReason.MISALIGNED, DropReason.NON_FINITE)
 """Turns that nothing can be learned from: a restarted server does not know that they wait for an answer."""
 
 
-def mispaired(ledger: Path, seen: Sequence[Seen]) -> list[str]:
+def mispaired(ledger: Path, seen: Sequence[Seen], *, engines_die: bool) -> list[str]:
+    """engines_die: the head of a slow stream goes out before its first token. If the engine is killed between the two,
+    the reply begins anew under the version of then, and the head names the one before."""
     with closing(open_read_only(ledger)) as db:
-        return list(_check(db, seen))
+        return list(_check(db, seen, engines_die))
 
 
 def unrecorded(ledger: Path, heard: Mapping[tuple[str | None, str], int]) -> list[str]:
@@ -52,16 +54,15 @@ def unrecorded(ledger: Path, heard: Mapping[tuple[str | None, str], int]) -> lis
     ]
 
 
-def _check(db: sqlite3.Connection, seen: Sequence[Seen]) -> Iterator[str]:
+def _check(db: sqlite3.Connection, seen: Sequence[Seen], engines_die: bool) -> Iterator[str]:
     # The ledger has no index by content: with thousands of replies each would read all requests.
     db.execute("CREATE TEMP TABLE asked AS SELECT id, messages, user, session_id FROM request")
     db.execute("CREATE INDEX temp.asked_by ON asked (messages)")
     for reply in seen:
         (version,) = db.execute("SELECT oldest_version FROM turn WHERE turn_id = ?", (reply.turn_id,)).fetchone()
-        # The head of a slow stream goes out before its first token. If the engine is killed between the two, the reply
-        # begins anew under the version of then. Its log-probs are compared with that version's elsewhere (`replay`).
-        if reply.weight_version is not None and reply.weight_version > version:
-            yield f"{reply.turn_id}: the header said version {reply.weight_version}, the ledger says {version}"
+        named = reply.weight_version
+        if named not in (version, None) and not (engines_die and named < version):
+            yield f"{reply.turn_id}: the header said version {named}, the ledger says {version}"
         if reply.said_next is None:
             continue
         twins = db.execute(_TWINS, (reply.turn_id,)).fetchall()

@@ -2,26 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_client import served
+from versioned_chat import versioned_chat
 from waiting import until
 
 from openclaw_rl.engines.admission import VersionAdmission
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.engines.pool_member import Weights
 from openclaw_rl.errors import CommitRefused, EngineGone, EngineRefused
-from openclaw_rl.proxy.generation import Decoding, EngineExtras, Generation, Sampled
+from openclaw_rl.proxy.generation import Sampled
 from openclaw_rl.publishing.engine_weights import PolicyEngine, RemoteOnlyWeights
 from openclaw_rl.settings import PublisherSettings
 from openclaw_rl.testing import FakeEngine
-from openclaw_rl.testing.fake_engine import BASE_SEED, Pacing
-from openclaw_rl.types import SamplingParams, Version, VersionState, WeightKind
-
-PROMPT = (1, 5, 6)
+from openclaw_rl.testing.fake_engine import Pacing
+from openclaw_rl.types import Version, VersionState, WeightKind
 
 
 class World:
@@ -44,25 +43,7 @@ class World:
         await self.policy.receive(number, transfer)
 
     async def chat(self, number: int, tokens: int = 3) -> Sampled:
-        sampling = SamplingParams(max_new_tokens=tokens)
-        running = Generation(
-            self.pool,
-            self.serving,
-            rid=f"r{number}",
-            prompt_ids=(*PROMPT, 7 + number),
-            decoding=Decoding(sampling, (), EngineExtras(ignore_eos=True), conversation=f"s{number}"),
-        )
-        async with running, aclosing(running.events()) as events:
-            async for _ in events:
-                pass
-        sampled, ids, values = running.sampled, [*PROMPT, 7 + number, *running.sampled.ids], []
-        at = len(PROMPT) + 1
-        for version, length in sampled.runs:
-            for _ in range(length):
-                values.append(self.engines[0].policy.log_prob(ids[: at + 1], at, BASE_SEED ^ version))
-                at += 1
-        assert sampled.log_probs == pytest.approx(values), sampled.runs
-        return sampled
+        return await versioned_chat(self.pool, self.serving, self.engines[0].policy, number, tokens)
 
     @property
     def are_in(self) -> list[bool]:

@@ -212,12 +212,11 @@ class Scheduler:
         limit = len(tokens) - 1  # the last token runs in any case: its logits are wanted
         if job.wanted.prompt_from is not None and not job.output:
             limit = min(limit, job.wanted.prompt_from)
-        known = self._cache.known(job.key, tokens, limit)
-        if self._runner.can_share and any(
-            other.key == job.key and min(common_prefix(other.tokens, tokens), limit) - known >= _SHARE_GAIN
-            for other in beside
-        ):
-            return False
+        if self._runner.can_share:
+            like = [common_prefix(other.tokens, tokens) for other in beside if other.key == job.key]
+            shared = min(max(like, default=0), limit)
+            if shared >= _SHARE_GAIN and shared - self._cache.known(job.key, tokens, limit) >= _SHARE_GAIN:
+                return False
         job.sequence = self._cache.take(job.key, tokens, limit)
         if job.cached_tokens is None:
             job.cached_tokens = len(job.sequence.tokens)
