@@ -4,6 +4,7 @@
     scripts/benchmarks.sh learning_agents --tasks toolcall_mini --steps 0 2 4 --evaluate 96
     scripts/benchmarks.sh learning_agents --seeds 0 1 2 --at-once 12 --device cuda --seconds 540 --out NAME
     scripts/benchmarks.sh learning_agents --tasks terminal_find --credit both outcome process grpo
+    scripts/benchmarks.sh learning_agents --tasks swe_mini --also trainer.kl_coef=0.03 "options.show_test=true"
 
 Each run has a server of its own (the bundled model, method `agent`, its defaults) and a runner of its own. After each
 number of training steps the runner has stopped, the trainer has taken what waits, and the held-out tasks are played at
@@ -12,7 +13,8 @@ temperature 1; at the first and the last reading without chance, too. Their name
 run's data stay in a temporary folder.
 
 Credit: `outcome` is the outcome alone, and no judge is asked. `process` is the judge's votes alone, by rules. `both`
-is their sum, the method's default. `grpo` compares outcomes and ignores votes.
+is their sum, the method's default. `grpo` compares outcomes and ignores votes. `--also` repeats each run with other
+settings of the server, or, as `options.NAME`, of the environment.
 
 Every reading is a line of OUT.jsonl at once. OUT.md has the table, and OUT.svg the curves.
 """
@@ -44,6 +46,7 @@ CREDITS = {
     "process": {"method.outcome_weight": "0"},
     "grpo": {"method.estimator": "grpo", "method.process_weight": "0"},
 }
+_OPTION = "options."
 AIMS = {"terminal_mini": 0.6, "swe_mini": 0.85, "toolcall_mini": 0.9, "gui_mini": 0.8}
 MOST_PLAYED = 3
 """Groups that are played for each that a step takes, at most: of a task that is learned few differ."""
@@ -57,6 +60,7 @@ class Reading:
 
     tasks: str
     credit: str
+    """A key of CREDITS; after a comma, what else was set."""
     seed: int
     steps: int
     """Training steps so far; a batch without contrast makes none."""
@@ -78,6 +82,11 @@ class Run:
     def __init__(self, tasks: str, credit: str, seed: int, folder: Path, options: argparse.Namespace) -> None:
         self.tasks, self.credit, self.seed = tasks, credit, seed
         self._folder, self._options = folder, options
+        how, _, changed = credit.partition(", ")
+        changes = dict(pair.split("=", 1) for pair in changed.split())
+        self._settings = CREDITS[how] | {key: value for key, value in changes.items() if not key.startswith(_OPTION)}
+        own = {key.removeprefix(_OPTION): value for key, value in changes.items() if key.startswith(_OPTION)}
+        self._environment = "".join(f"{key} = {value}\n" for key, value in own.items())
         folder.mkdir(parents=True, mode=0o755)
         self._evaluating_s, self._groups = 0.0, 0
 
@@ -94,7 +103,7 @@ class Run:
             "trainer.device": device,
             "trainer.dtype": "float32",  # the embedded engine's: samples stay exact on a GPU, too
             "engine.max_running": "64",
-            **CREDITS[self.credit],
+            **self._settings,
         }
         flags = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
         with RunningServer(self._folder / "data", flags) as server:
@@ -121,7 +130,7 @@ class Run:
         plan.write_text(
             f'environment = "{self.tasks}"\nfolder = "run"\nserver = "{server.url}"\nseed = {self.seed}\n'
             f"sampling = {{ temperature = 1.0, max_tokens = {MINIATURES[self.tasks]} }}\n"
-            f"[options]\nseed = {self.seed}\n[train]\ngroups = {self._groups}\ngroup_size = {SIZE}\n"
+            f"[options]\nseed = {self.seed}\n{self._environment}[train]\ngroups = {self._groups}\ngroup_size = {SIZE}\n"
             f"concurrency = 64\n[limits]\nact_s = 300.0\n[eval]\ntasks = {self._options.evaluate}\nconcurrency = 64\n"
             f"sampling = {{ temperature = {temperature} }}\n"
         )
@@ -225,6 +234,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=MINIATURES, default=list(AIMS))
     parser.add_argument("--credit", nargs="+", choices=CREDITS, default=["outcome"])
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="'KEY=VALUE …'", help="repeat each run with these settings"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument(
         "--steps", nargs="+", type=int, default=[0, 5, 10, 20, 30], help="batches of 8 × 8 at a reading"
@@ -237,7 +249,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "learning_agents")
     options = parser.parse_args()
     lines = options.out.with_suffix(".jsonl")
-    played = [(tasks, credit, seed) for seed in options.seeds for tasks in options.tasks for credit in options.credit]
+    arms = [", ".join(filter(None, (credit, also))) for credit in options.credit for also in ("", *options.also)]
+    played = [(tasks, arm, seed) for seed in options.seeds for tasks in options.tasks for arm in arms]
     end, lock = time.monotonic() + options.seconds, Lock()
     readings = [one for one in read(lines) if (one.tasks, one.credit, one.seed) not in played] if options.add else []
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -246,7 +259,7 @@ def main() -> None:
         print(json.dumps({"machine": machine, "at_once": options.at_once}), file=file, flush=True)
 
         def play(tasks: str, credit: str, seed: int) -> None:
-            run = Run(tasks, credit, seed, Path(folder) / f"{tasks}-{credit}-{seed}", options)
+            run = Run(tasks, credit, seed, Path(folder) / f"{tasks}-{arms.index(credit)}-{seed}", options)
             for reading in run.readings(end):
                 with lock:
                     readings.append(reading)

@@ -1,12 +1,14 @@
 """Report of the learning of agents: the table of its readings, and the picture."""
 
+import argparse
 import json
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.learning_agents import AIMS, CREDITS, MINIATURES, Reading, plot, read, table
+from benchmarks.learning_agents import AIMS, CREDITS, MINIATURES, Reading, Run, plot, read, table
 from openclaw_rl.agents.environment import load
 from openclaw_rl.settings import Settings
 
@@ -62,3 +64,10 @@ def test_each_kind_of_credit_is_a_choice_of_the_methods_settings(credit: str) ->
     keys = {name.removeprefix("method."): value for name, value in CREDITS[credit].items()}
     method = Settings(method={"name": "agent", **keys}).method
     assert all(str(getattr(method, name)) in (value, f"{value}.0") for name, value in keys.items())
+
+
+def test_a_run_may_have_other_settings_of_the_server_and_of_the_environment(tmp_path: Path) -> None:
+    changed = "trainer.kl_coef=0.03 options.show_test=true"
+    run = Run("swe_mini", f"grpo, {changed}", 0, tmp_path / "run", argparse.Namespace())
+    assert run._settings == CREDITS["grpo"] | {"trainer.kl_coef": "0.03"}
+    assert tomllib.loads(run._environment) == {"show_test": True}
