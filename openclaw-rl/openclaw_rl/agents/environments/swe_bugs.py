@@ -91,6 +91,71 @@ lacks_one|items|1 not in items|1 in items;1 != items[0]|numbers
 lacks_zero|items|0 not in items|0 in items;0 != items[0]|numbers
 count_K|items|items.count(K)|items[0];len(items)|numbers
 mean|items|sum(items) / len(items)|sum(items);max(items)|numbers
+hundred_times|x|x * 100|x + 100;x / 100|int
+twenty_times|x|x * 20|x + 20;x * 2|int
+eleven_times|x|x * 11|x + 11;x - 11|int
+plus_twelve|x|x + 12|x - 12;x * 12|int
+plus_one_hundred|x|x + 100|x - 100;x * 100|int
+twice_minus_K|x|x * 2 - K|x * 2 + K;x * K|int
+square_plus_K|x|x * x + K|x * x - K;x + K|int
+square_below_K|x|x * x < K|x * x > K;x < K|int
+square_at_least_K|x|x * x >= K|x * x < K;x >= K|int
+twice_at_least_K|x|x * 2 >= K|x * 2 < K;x * 2 > K|int
+twice_at_most_K|x|x * 2 <= K|x * 2 > K;x * 2 < K|int
+cap_at_ten|x|min(x, 10)|max(x, 10);min(x, 1)|int
+rest_of_ten|x|x % 10|x // 10;x * 10|int
+length_at_least_K|s|len(s) >= K|len(s) < K;len(s) == K|word
+length_at_most_K|s|len(s) <= K|len(s) > K;len(s) == K|word
+length_is_K|s|len(s) == K|len(s) != K;len(s) > K|word
+length_is_not_K|s|len(s) != K|len(s) == K;len(s) < K|word
+length_minus_K|s|len(s) - K|len(s) + K;len(s) * K|word
+length_times_K|s|len(s) * K|len(s) + K;len(s)|word
+lacks_b|s|'b' not in s|'b' in s;s == 'b'|word
+lacks_o|s|'o' not in s|'o' in s;s != 'o'|word
+has_e|s|'e' in s|'e' not in s;s == 'e'|word
+has_o|s|'o' in s|'o' not in s;s == 'o'|word
+ends_with_o|s|s.endswith('o')|s.startswith('o');'o' in s|word
+ends_with_t|s|s.endswith('t')|s.startswith('t');'t' in s|word
+starts_with_z|s|s.startswith('z')|s.endswith('z');'z' in s|word
+ask_twice|s|s + '??'|s + '!!';'??' + s|word
+shout_twice|s|s + '!!'|s + '??';'!!' + s|word
+ask_before|s|'?' + s|s + '?';'!' + s|word
+shout_before|s|'!' + s|s + '!';'?' + s|word
+comma|s|s + ','|s + '.';',' + s|word
+colon|s|s + ':'|s + '-';':' + s|word
+first_four_letters|s|s[:4]|s[4:];s[-4:]|word
+without_first_four|s|s[4:]|s[:-4];s[:4]|word
+without_ends|s|s[1:-1]|s[1:2];s[:-2]|word
+next_to_last_letter|s|s[-2]|s[1];s[0]|word
+lower_twice|s|s.lower() * 2|s.upper() * 2;s * 2|word
+upper_twice|s|s.upper() * 2|s.lower() * 2;s * 2|word
+total_plus_K|items|sum(items) + K|sum(items) - K;sum(items)|numbers
+total_minus_K|items|sum(items) - K|sum(items) + K;sum(items)|numbers
+total_below_K|items|sum(items) < K|sum(items) > K;sum(items) == K|numbers
+total_above_K|items|sum(items) > K|sum(items) < K;sum(items) == K|numbers
+total_at_least_K|items|sum(items) >= K|sum(items) < K;sum(items) > K|numbers
+total_at_most_K|items|sum(items) <= K|sum(items) > K;sum(items) < K|numbers
+total_is_not_K|items|sum(items) != K|sum(items) == K;sum(items) > K|numbers
+total_is_negative|items|sum(items) < 0|sum(items) > 0;sum(items) == 0|numbers
+total_is_even|items|sum(items) % 2 == 0|sum(items) % 2 == 1;sum(items) == 2|numbers
+total_divided_by_K|items|sum(items) / K|sum(items) * K;sum(items) + K|numbers
+largest_minus_K|items|max(items) - K|max(items) + K;min(items) - K|numbers
+largest_below_K|items|max(items) < K|max(items) > K;min(items) < K|numbers
+largest_at_least_K|items|max(items) >= K|max(items) < K;max(items) == K|numbers
+first_below_K|items|items[0] < K|items[0] > K;items[0] == K|numbers
+first_at_least_K|items|items[0] >= K|items[0] < K;items[0] > K|numbers
+first_is_not_K|items|items[0] != K|items[0] == K;items[0] > K|numbers
+divide_all_K|items|[n / K for n in items]|[n * K for n in items];[n + K for n in items]|numbers
+rest_of_all_K|items|[n % K for n in items]|[n * K for n in items];[n - K for n in items]|numbers
+raise_all_to_K|items|[max(n, K) for n in items]|[min(n, K) for n in items];[K for n in items]|numbers
+cap_all_at_K|items|[min(n, K) for n in items]|[max(n, K) for n in items];[K for n in items]|numbers
+at_least_all_K|items|[n for n in items if n >= K]|[n for n in items if n < K];[n for n in items if n > K]|numbers
+not_all_K|items|[n for n in items if n != K]|[n for n in items if n == K];[n for n in items if n > K]|numbers
+odd_items|items|[n for n in items if n % 2 == 1]|[n for n in items if n % 2 == 0];items[1::2]|numbers
+negative_items|items|[n for n in items if n < 0]|[n for n in items if n > 0];[-n for n in items]|numbers
+squares|items|[n * n for n in items]|[n + n for n in items];[n * 2 for n in items]|numbers
+times_all_ten|items|[n * 10 for n in items]|[n + 10 for n in items];[n - 10 for n in items]|numbers
+add_all_ten|items|[n + 10 for n in items]|[n - 10 for n in items];[n * 10 for n in items]|numbers
 """
 
 EVAL = """

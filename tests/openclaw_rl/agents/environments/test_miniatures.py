@@ -135,6 +135,14 @@ def test_there_are_sixty_bugs_and_no_function_is_in_both_splits() -> None:
             assert bug.right != bug.wrong
 
 
+def test_the_number_of_practised_functions_is_chosen() -> None:
+    for functions in (5, 86, 151):
+        tasks = {split: whole_tasks(SweMini(functions=functions), split) for split in ("train", "eval")}
+        assert {task.kind for task in tasks["train"]} == {line.split("|")[0] for line in lines_of("train")[:functions]}
+        assert tasks["eval"] == whole_tasks(SweMini(), "eval")
+    assert len(lines_of("train")) == 151
+
+
 def bodies(split: Split) -> set[str]:
     """Return the right expression of each function of a split, whatever the name of its argument."""
     found = set()
