@@ -3,8 +3,8 @@
 #
 #   BUNDLE=folder[:folder] [WORK=folder] [OUT=$WORK/out] scripts/gpu/node_check.sh STAGE …
 #
-# The folders hold packed site folders: site2.tar.xz (Ray, sglang-router and small packages), src.tar.xz (the checkouts
-# `slime` and `megatron_lm`), more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's),
+# bundle.sh wrote the folders: site2.tar.xz (Ray, sglang-router and small packages), src.tar.xz (the checkouts `slime` and
+# `megatron_lm`), maybe more.tar.xz (pydantic, where SGLang's is not there yet), ours.tar.xz (the server's),
 # site.tar.xz and fi.tar.xz (SGLang's), tok.tar.xz (a tokenizer), maybe jit.tgz (a kernel cache of an earlier run).
 # Unpacked archives stay in WORK: a later call may bring the rest (environment.sh). `--help` lists the stages. Each has
 # its time limit, writes its figures to OUT/<stage>.json, and does not stop the others if it fails.

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Checks the server on a real SGLang, on a GPU host without internet.
 #
-#   BUNDLE=folder [WORK=folder] [OUT=$WORK/out] scripts/gpu/sglang_check.sh STAGE …
+#   BUNDLE=folder[:folder …] [WORK=folder] [OUT=$WORK/out] scripts/gpu/sglang_check.sh STAGE …
 #
-# BUNDLE holds packed site folders: site.tar.xz and fi.tar.xz (SGLang's environment), ours.tar.xz (the server's),
-# tok.tar.xz (a tokenizer and config.json for a random-weight model), maybe jit.tgz (a kernel cache of an earlier run).
+# BUNDLE names the folders that bundle.sh wrote: site.tar.xz and fi.tar.xz (SGLang's environment), ours.tar.xz (the
+# server's), tok.tar.xz (a tokenizer and config.json for a random-weight model), the bundled model in parts, and maybe
+# jit.tgz (a kernel cache of an earlier run).
 # Both environments extend the host's python3, which has torch, triton and the common scientific packages. Unpacked
 # archives stay in WORK, and a started engine goes on: later calls need only their own stages. `--help` lists the stages.
 # Each has its time limit, writes its figures to OUT/<stage>.json, and does not stop the others if it fails.
