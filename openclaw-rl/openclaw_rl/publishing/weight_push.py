@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from openclaw_rl.engines.admission import Closed
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineGone, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication
@@ -82,12 +83,13 @@ class TrainerPushes:
         return self._policy.meet(writes_files)
 
     async def describe(self, tip: Tip) -> Tip:
-        """Add to the tip whether its trainer should send it to the engine, and the engine's name."""
+        """Add to the tip whether its trainer should send it, whether chats wait for it, and the engine's name."""
         version = await self._ledger.version(tip.weight_version)
         is_missing = self._policy.missed == version.weight_version or version.state is not VersionState.SERVING
         wants = is_remote_only(version) and is_missing
         wants = wants and await self._ledger.pinned() in (None, version.weight_version)
-        return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name})
+        holds = is_remote_only(version) and self._policy.serving.is_closed_for(Closed.ENGINE)
+        return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name, "holds_chats": holds})
 
     async def begin(self, asked: PushBegin) -> None:
         """Begin a push; return when the engine is empty and held.
