@@ -50,6 +50,8 @@ class Tip(_Body):
     """The trainer has these weights and the engine does not: the trainer calls `push/begin`."""
     engine: str = ""
     """Name of the engine's process. A new name: the engine restarted, and the trainer must connect to it again."""
+    holds_chats: bool = False
+    """Chats are held, and the trainer alone has these weights."""
 
 
 class SampleBody(_Body):

@@ -28,9 +28,13 @@
 #   node_check.sh --gpus 2 --streams 16 kills=1300
 #   node_check.sh --gpus 2 --streams 16 kills=560 --kills driver head
 # Two policy engines under the launch script, one of which is killed: on two GPUs by disk (the trainer, the judge and one
-# engine share the first card), on four by NCCL or, with --push disk, by disk
-#   node_check.sh --gpus 2 --engines 2 --streams 16 script=300 kills=420 --kills engine driver
-#   node_check.sh --gpus 4 --engines 2 --streams 16 script=300 kills=420 --kills engine driver
+# engine share the first card), on four by NCCL or, with --push disk, by disk. Two calls: the first compiles the kernels
+#   node_check.sh --gpus 2 --engines 2 --streams 16 checkpoint=60 script=450
+#   node_check.sh --gpus 2 --engines 2 --streams 16 kills=580 --kills engine driver
+#   node_check.sh --gpus 4 --engines 2 --streams 16 checkpoint=60 script=500
+#   node_check.sh --gpus 4 --engines 2 --streams 16 kills=580 --kills engine driver
+# A first start of SGLang compiles kernels for 90 to 150 s. Without jit.tgz, add that to a time above, or run `engine=240`
+# and `stop=30` before: it is spent once a host.
 # A rehearsal without GPUs: rehearse.sh.
 #
 # slime asserts NumPy 1. The copy of slime in WORK loses that line, so that a host with NumPy 2 can run it.

@@ -125,12 +125,11 @@ def _go(going: Run) -> None:
     figures["set"] = _set(script)
     going.keep("set")
     for kill in (_KILL[name] for name in going.host.kills or NAMES):
-        row = figures["kills"][kill.name] = {}
-        if (left_s := going.end - time.monotonic()) < kill.takes_s + STEER_S:
-            row["skipped"] = f"{left_s:.0f} s left"
-            continue
+        row: Figures = {}
+        figures["kills"][kill.name] = row
         try:
-            _kill(going, kill, row)
+            if _has_time(going, kill, row) and _await_stakes(going) and _has_time(going, kill, row):
+                _kill(going, kill, row)
         except (*AWAY, TimeoutError) as error:
             row["failed"] = repr(error)[:300]
         going.keep(kill.name, row)
@@ -173,15 +172,29 @@ def _seconds_until(going: Run, is_so: Callable[[], bool], end: float) -> float:
 # -- one kill ----------------------------------------------------------------------------------------------------------
 
 
-def _kill(going: Run, kill: Kill, row: Figures) -> None:
-    """Kill the process and wait until a further version serves. The figures go to `row` as they are known."""
-    script, ledger = going.script, going.ledger
+def _has_time(going: Run, kill: Kill, row: Figures) -> bool:
+    """Return True if the kill can show its result. Else name it as skipped: a part that was cut off is no fault."""
+    left_s = going.end - time.monotonic()
+    if left_s < kill.takes_s + STEER_S:
+        row["skipped"] = f"{left_s:.0f} s left"
+    return "skipped" not in row
+
+
+def _await_stakes(going: Run) -> bool:
+    """Wait for a checkpoint with versions after it, READY_S at most. Less at stake is a finding of its own."""
+    ledger = going.ledger
     with suppress(TimeoutError):
         _seconds_until(
             going,
             lambda: node_feedback.has_checkpoint(ledger) and node_feedback.undurable(ledger) >= LEAST_AT_STAKE,
             min(time.monotonic() + READY_S, going.end),
         )
+    return True
+
+
+def _kill(going: Run, kill: Kill, row: Figures) -> None:
+    """Kill the process and wait until a further version serves. The figures go to `row` as they are known."""
+    script, ledger = going.script, going.ledger
     if kill.name in ("driver", "head"):
         row["in a step"] = _is_in_step(script, IN_STEP_S)
     _seconds_until(going, lambda: _lives(_victim(script, kill.name)), going.end)

@@ -38,9 +38,11 @@ def killed_findings(name: str, running: int, calls: int) -> list[str]:
 
 
 def roll_findings(chats: Figures) -> list[str]:
-    """Return the swaps of full weights over which a chat waited too long for a token."""
-    gaps = {name: row["longest gap s"] for name, row in chats.items() if name.startswith(("pin", "versions"))}
-    return [f"{name}: a chat had a gap of {gap} s" for name, gap in gaps.items() if gap > GAP_MOST_S]
+    """Return the swaps of full weights over which a chat waited too long for a token, or that no chat met."""
+    rolls = {name: row for name, row in chats.items() if name.startswith(("pin", "versions"))}
+    gaps = {name: row["longest gap s"] for name, row in rolls.items()}
+    found = [f"{name}: a chat had a gap of {gap} s" for name, gap in gaps.items() if gap > GAP_MOST_S]
+    return found + [f"{name}: no chat ran over it" for name, row in rolls.items() if not row["chats"]]
 
 
 def waits_of(reply: Reply) -> list[tuple[float, float, bool]]:

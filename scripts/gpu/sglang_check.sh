@@ -20,8 +20,10 @@
 # process of its own session (setsid), over two calls or more
 #   sglang_check.sh --users 32 --minutes 4 --places 8 random=60 users=700
 #   sglang_check.sh --users 32 --minutes 10 --places 8 random=60 users=1100
-# A pool of two engines, on two cards: about 6 minutes
-#   sglang_check.sh --streams 32 --full-swaps 4 random=60 pool=500
+# A pool of two engines, on two cards: about 6 minutes. A first start of SGLang compiles kernels for 90 to 150 s: without
+# jit.tgz a call before spends them, and takes the model that the pool finds again
+#   sglang_check.sh random=60 engine=240 stop=30
+#   sglang_check.sh --streams 32 --full-swaps 4 pool=560
 # Practice with the guided teacher, about 5 minutes: on random weights, or on the bundled model, which learns its wish
 #   sglang_check.sh random=60 practice_opd=150 practice_combine=150
 #   sglang_check.sh --gguf FILE --dtype float16 gguf=60 practice_opd=150 practice_combine=150

@@ -298,5 +298,8 @@ def findings(figures: Figures) -> list[str]:
     found = [f"{sum(errors.values())} chats were refused or cut: {errors}"] * bool(errors)
     found += foreign.findings(figures)
     found += [f"{user}: no version was trained" for user, count in made.items() if not count]
+    if figures["users"] > figures["places"]:
+        colds = ("first token of their cold chats, ms", "first token of a cold chat alone, ms")
+        found += [f"no chat brought its adapter: {key}" for key in colds if not figures[key]["n"]]
     found += [f"{key}: {figures[key]}" for key in ("problems", "audit") if figures[key]]
     return found

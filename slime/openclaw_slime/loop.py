@@ -10,6 +10,8 @@ Promises:
 - On SIGTERM the loop finishes the running step and writes its checkpoint.
 - The server learns of failed steps, of weights that were not sent and of checkpoints that could not be kept, and shows
   them in `/healthz`. The loop tries such a checkpoint again (`checkpoints`).
+- Chats that wait for a checkpoint wait for `SAVES_OF_HELD_CHATS` attempts at most. Then the loop gives its steps up: a
+  version that is on disk serves, and the samples wait again.
 - A step without progress for the length of a lease hangs, and so does a checkpoint that is not over after half an hour:
   the loop calls the session's `on_hang`.
 
@@ -40,6 +42,10 @@ log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 1800.0
 """Longest time of a checkpoint; a process whose checkpoint takes longer hangs."""
+
+
+SAVES_OF_HELD_CHATS = 3
+"""Checkpoints that may fail in a row while chats wait for one."""
 
 
 class StartAgain(TrainerError):
@@ -89,6 +95,8 @@ class NodeLoop:
         self._base_hash, self._held, self._engine = tip.base_hash, tip.weight_version, tip.engine
         self._fence: int | None = None
         """Fence of the held version's lease, until the version is on disk."""
+        self._failed_saves = 0
+        """Checkpoints in a row that failed while chats waited for one."""
         self._unexplained = 0
         """Steps in a row that were left out without a sample to blame."""
         self.save_timeout_s = SAVE_TIMEOUT_S
@@ -235,16 +243,27 @@ class NodeLoop:
     def _check(self, tip: Tip) -> bool:
         """Raise StartAgain if Megatron does not hold the tip, or if the engine started again.
 
-        Returns False while it waits with the start for a checkpoint that failed: the weights are nowhere else.
+        Returns False while it waits with the start for a checkpoint that failed: the weights are nowhere else. It waits
+        without end while chats go on; held ones wait for a few attempts.
         """
         if tip.weight_version != self._held:
             raise StartAgain(f"the tip is version {tip.weight_version}, and Megatron holds {self._held}")
         if tip.engine != self._engine:  # the NCCL group died with the old engine, or another one waits outside it
-            if self._fence is None or self._due.may_try:
+            if self._fence is None or self._due.may_try or tip.holds_chats:
                 self._save()
-            if self._fence is not None:
+            if self._fence is not None and not self._gives_up(tip):
                 return False
             raise StartAgain("the engines to send weights to are others now")
+        return True
+
+    def _gives_up(self, tip: Tip) -> bool:
+        """Return True if chats have waited for this checkpoint long enough. Call it after an attempt that failed."""
+        self._failed_saves = self._failed_saves + 1 if tip.holds_chats else 0
+        if self._failed_saves < SAVES_OF_HELD_CHATS:
+            return False
+        reason = f"version {self._held} is given up: it cannot be kept, and chats wait for it"
+        log.error("%s", reason)
+        self._session.report(reason)
         return True
 
     def _push(self) -> bool:

@@ -22,7 +22,7 @@ from openclaw_rl.errors import EngineGone
 from openclaw_rl.trainer_protocol import Commit, LeaseBody
 from openclaw_rl.trainers.client import ServerGone
 from openclaw_rl.types import TurnState, VersionState
-from openclaw_slime.loop import StartAgain
+from openclaw_slime.loop import SAVES_OF_HELD_CHATS, StartAgain
 from openclaw_slime.rollout import Extras
 
 
@@ -312,6 +312,33 @@ def test_a_start_for_other_engines_waits_for_a_checkpoint_that_failed(run: Run) 
     run.finish()
     run.check(samples)
     assert not any(v.state is VersionState.LOST for v in run.server.do(run.server.ledger.versions()))
+
+
+def test_chats_that_wait_for_a_checkpoint_are_not_held_for_a_full_disk(run: Run) -> None:
+    """The engine came back empty, and its weights can be written nowhere. What was learned is learned again."""
+    samples = run.samples(5)
+    driver, megatron = run.start()
+    turns(driver, 2)  # two versions, the second durable
+    samples += run.samples(1)
+    assert driver.turn() == 3
+    megatron.fails_at = "save"
+    driver._save()
+    problems = run.server.health.failures["checkpoints"]
+    before = run.client.tip()
+    assert not before.holds_chats
+    run.server.engine.restart()
+    run.server.serving.hold()  # as its end does, when it is the server's child
+    while not (tip := run.client.tip()).holds_chats or tip.engine == before.engine:
+        time.sleep(0.005)
+    with pytest.raises(StartAgain, match="are others now"):
+        turns(driver, SAVES_OF_HELD_CHATS)
+    assert run.server.health.failures["checkpoints"] == problems + SAVES_OF_HELD_CHATS, "no pause comes in between"
+    driver, _ = run.start()
+    while not run.server.serving.is_open:
+        time.sleep(0.005)
+    assert run.server.do(run.server.ledger.version(3)).state is VersionState.LOST
+    run.finish(driver)
+    run.check(samples)
 
 
 def test_files_that_the_engines_did_not_take_are_pushed_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

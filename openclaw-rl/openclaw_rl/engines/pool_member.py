@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,10 +65,11 @@ STRANGER = "another model: "
 
 def stranger_of(info: ModelInfo, first: ModelInfo, url: str) -> str | None:
     """Return the difference if an engine serves another model than the first one; None: it does not."""
-    # Full weights that were pushed change the path that SGLang names, and leave the others.
-    is_same = info.context_length == first.context_length and info.base_hash == first.base_hash
-    is_at_start = held(info) == held(first) == 0
-    if info.base_hash is None and is_at_start:
+    # Full weights that were pushed change the path that SGLang names, and end the hash that the embedded engine names.
+    is_same = info.context_length == first.context_length
+    if info.base_hash is not None and first.base_hash is not None:
+        is_same = is_same and info.base_hash == first.base_hash
+    elif held(info) == held(first) == 0:
         is_same = is_same and info.model_path == first.model_path
     if is_same:
         return None
@@ -211,11 +212,9 @@ class Member:
 
     async def unload(self, name: str) -> None:
         """Unload the adapter. An engine that was restarted does not know it."""
-        self.took.pop(name, None)
-        try:
+        with suppress(EngineRefused):
             await self.engine.unload_adapter(name)
-        except EngineRefused:
-            return
+        self.took.pop(name, None)  # not before: without an answer it goes when the engine comes back
 
     async def push(self, weights: Weights) -> None:
         """Replace its weights. Until one push has an answer they are unknown. Raises EngineError."""

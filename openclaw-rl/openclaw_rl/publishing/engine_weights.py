@@ -29,7 +29,7 @@ from openclaw_rl.engines.version_keys import cache_salt
 from openclaw_rl.errors import CommitRefused, EngineError, EngineRefused
 from openclaw_rl.publishing import engine_adapters, version_folders
 from openclaw_rl.publishing.engine_adapters import EngineAdapters
-from openclaw_rl.publishing.full_swap import FullWeightSwap, is_held
+from openclaw_rl.publishing.full_swap import FullWeightSwap, in_time, is_held
 from openclaw_rl.publishing.pushed_files import PushedFiles
 from openclaw_rl.publishing.rolling_swap import RollingSwap
 from openclaw_rl.publishing.trainer_group import TrainerGroup
@@ -305,6 +305,7 @@ class PolicyEngine:
         """
         number, info = version.weight_version, await self._engine.model_info()
         if not self._full.is_unsure and is_held(number, info):
+            await in_time(self._engine.resume(), self._call_timeout_s)  # a server that was killed may have paused it
             if isinstance(self._engine, PooledEngine) and number == 0 and self._base_folder is not None:
                 self._engine.hold_start(self._base_folder)
             self.serving.switch(number, None)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from openclaw_rl.engines.admission import Closed
 from openclaw_rl.errors import AlignmentError, CommitRefused, EngineError, EngineGone, LedgerError
 from openclaw_rl.ledger import Ledger
 from openclaw_rl.publishing import publication
@@ -42,7 +43,7 @@ BEGIN_S = 150.0
 """Longest wait of a trainer for the gate and an empty engine; less than its call waits (`trainers.client`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Push:
     asked: PushBegin
     begun: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -51,6 +52,18 @@ class _Push:
     """Done when the trainer ended its transfer."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the version serves."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if nobody waits for its begin any more."""
+        return self.begun.cancelled() or (self.begun.done() and self.begun.exception() is not None)
+
+    def give_up(self, reason: str) -> None:
+        """End it, if it has not begun or its transfer runs."""
+        waits = self.sent if self.begun.done() else self.begun
+        if not waits.done():
+            waits.set_exception(EngineGone(reason))
+            waits.exception()  # retrieved: the call that waits may have gone
 
 
 class TrainerPushes:
@@ -62,31 +75,36 @@ class TrainerPushes:
         self._begin_s = BEGIN_S
         self._waiting: asyncio.Queue[_Push] = asyncio.Queue(maxsize=1)  # full: the push of a second trainer is refused
         self._now: _Push | None = None
+        self._asked = list[_Push]()
+        """Those that wait, and the one that runs."""
 
     def meet(self, writes_files: bool) -> list[str] | None:
         """Note that a trainer starts, as `PolicyEngine.meet`."""
         return self._policy.meet(writes_files)
 
     async def describe(self, tip: Tip) -> Tip:
-        """Add to the tip whether its trainer should send it to the engine, and the engine's name."""
+        """Add to the tip whether its trainer should send it, whether chats wait for it, and the engine's name."""
         version = await self._ledger.version(tip.weight_version)
         is_missing = self._policy.missed == version.weight_version or version.state is not VersionState.SERVING
         wants = is_remote_only(version) and is_missing
         wants = wants and await self._ledger.pinned() in (None, version.weight_version)
-        return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name})
+        holds = is_remote_only(version) and self._policy.serving.is_closed_for(Closed.ENGINE)
+        return tip.model_copy(update={"wants_push": wants, "engine": self._policy.name, "holds_chats": holds})
 
     async def begin(self, asked: PushBegin) -> None:
         """Begin a push; return when the engine is empty and held.
 
         Raises CommitRefused when this version may not serve or another push is waiting, and EngineError.
         """
-        if self._now is not None and self._now.asked.weight_version == asked.weight_version:
-            self.give_up("its trainer begins it anew")  # the answer to its first call was lost: no transfer comes
+        for before in self._asked:
+            if before.asked.weight_version == asked.weight_version:
+                before.give_up("its trainer begins it anew")  # the answer to its first call was lost: no transfer comes
         push = _Push(asked)
         try:
             self._waiting.put_nowait(push)
         except asyncio.QueueFull:
             raise CommitRefused("another push is waiting") from None
+        self._asked.append(push)
         # Shielded: a caller that disconnects while it waits must not leave a push half begun.
         try:
             async with asyncio.timeout(self._begin_s):
@@ -113,10 +131,9 @@ class TrainerPushes:
         await asyncio.shield(push.done)
 
     def give_up(self, reason: str) -> None:
-        """End the running transfer before its deadline, because its trainer is known to be gone."""
-        push = self._now
-        if push is not None and push.begun.done() and not push.sent.done():
-            push.sent.set_exception(EngineGone(reason))
+        """End every push that waits or transfers before its deadline, because its trainer is known to be gone."""
+        for push in self._asked:
+            push.give_up(reason)
 
     async def run(self) -> None:
         """Run one push after the other until cancelled. The app owns this task."""
@@ -130,6 +147,7 @@ class TrainerPushes:
                 self._fail(push, error)
             finally:
                 self._now = None
+                self._asked.remove(push)
                 for future in (push.begun, push.sent, push.done):
                     future.cancel()
 
@@ -164,7 +182,7 @@ class TrainerPushes:
         Raises CommitRefused, EngineError.
         """
         weight_version = push.asked.weight_version
-        if push.begun.cancelled():
+        if push.is_given_up:
             raise EngineGone("its trainer waits no longer")
         version = await self._ledger.version(weight_version)
         if (tip := (await self._ledger.tip()).weight_version) != weight_version:
@@ -179,7 +197,7 @@ class TrainerPushes:
                 raise CommitRefused(refusal)
         await publication.to_loading(self._ledger, version)
         before = await self._gate.before_swap(version)
-        if push.begun.cancelled():
+        if push.is_given_up:
             raise EngineGone("its trainer waits no longer")
         return version, before
 
@@ -207,7 +225,7 @@ class TrainerPushes:
     @staticmethod
     async def _transfer(push: _Push) -> None:
         """Let the trainer send. Raises EngineGone after its deadline."""
-        if push.begun.cancelled():
+        if push.is_given_up:
             raise EngineGone("its trainer waits no longer")
         push.begun.set_result(None)
         try:

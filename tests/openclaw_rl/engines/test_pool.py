@@ -10,6 +10,7 @@ import pytest
 from engine_client import request, served
 from waiting import until
 
+from openclaw_rl.engines.dialect import ModelInfo
 from openclaw_rl.engines.pool import PooledEngine
 from openclaw_rl.errors import EngineFaulty, EngineGone, EngineLeft, EngineRefused
 from openclaw_rl.testing import FakeEngine, Scripted
@@ -175,6 +176,23 @@ async def test_an_engine_that_was_cut_off_loses_what_left_meanwhile(folder: Path
         assert (one.adapters, two.adapters) == ({}, {})
 
 
+async def test_an_engine_that_dies_in_an_unload_loses_the_adapter_when_it_is_back(folder: Path) -> None:
+    """A forgotten user's adapter must not stay on it."""
+    one, two = fakes = FakeEngine(), FakeEngine()
+    async with pool_of(fakes) as pool:
+        await pool.load_adapter("policy-v1", folder)
+        unload = one.unload_adapter
+
+        async def unanswered(name: str) -> None:
+            one.unload_adapter = unload  # type: ignore[method-assign]
+            raise EngineGone("the connection was lost")
+
+        one.unload_adapter = unanswered  # type: ignore[method-assign]
+        await pool.unload_adapter("policy-v1")
+        await until(lambda: pool.statuses()[0].is_in)
+        assert (one.adapters, two.adapters) == ({}, {})
+
+
 async def test_an_engine_that_was_restarted_faster_than_anyone_looked_refuses_no_call(folder: Path) -> None:
     one, two = fakes = FakeEngine(), FakeEngine()
     async with pool_of(fakes, poll_s=1000) as pool:
@@ -278,6 +296,24 @@ async def test_full_weights_are_on_every_engine_and_on_one_that_comes_back(folde
         await pool.resume()
         await until(lambda: pool.statuses()[0].is_in)
         assert one.weight_version == 2
+
+
+class Embedded(FakeEngine):
+    """Names the hash of the tensors that it started with, and none once they were replaced."""
+
+    async def model_info(self) -> ModelInfo:
+        info = await super().model_info()
+        return info.model_copy(update={"base_hash": None}) if self.weight_version else info
+
+
+async def test_an_engine_whose_tensors_were_replaced_is_no_stranger(folder: Path) -> None:
+    fakes = Embedded(), Embedded()
+    async with pool_of(fakes) as pool:
+        await pool.update_weights(folder, 1)
+        assert (await pool.ready()[0].model_info()).base_hash is None
+        pool.every[0].leave("one of its calls failed")
+        await until(lambda: pool.statuses()[0].is_in)
+        assert not pool.strangers()
 
 
 async def test_an_engine_whose_calls_fail_though_it_looks_well_waits_ever_longer_and_is_told() -> None:

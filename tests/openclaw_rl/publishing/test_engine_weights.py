@@ -98,3 +98,13 @@ async def test_a_push_without_an_answer_shuts_the_gate_until_what_should_serve_w
     for _ in range(2):  # the second time it is sure of what it pushed
         await policy.restore(base, full_world.ledger.version)
     assert pushed == [(folder / "base", 0)]
+
+
+async def test_an_engine_that_a_swap_of_a_killed_server_left_paused_answers_again(full_world: World) -> None:
+    """It outlives the server, and holds the version that should serve."""
+    engine, serving = FakeEngine(), VersionAdmission(120)
+    policy = PolicyEngine(engine, serving, PublisherSettings(), full_world.folder)
+    await engine.pause("retract")
+    await policy.restore(await full_world.ledger.version(0), full_world.ledger.version)
+    assert serving.is_open
+    assert engine._unpaused.is_set()

@@ -84,6 +84,34 @@ async def test_a_trainer_that_died_in_a_push_ends_it_when_it_starts_again(world:
     assert started["tip"]["folder"] is None
 
 
+async def test_a_trainer_that_died_before_its_push_began_holds_no_chat(world: PushWorld) -> None:
+    """Its next start does not lose this version, which is on disk: the push would wait for a transfer of nobody."""
+    number = await world.commit(durable=True)
+    body = {"weight_version": number, "deadline_s": 600}
+    async with world.publisher._swap:  # as a gate that takes long
+        dead = asyncio.create_task(world.call("push/begin", body, status=503))
+        await until(lambda: world.pushes._now is not None)
+        other = asyncio.create_task(world.call("push/begin", body | {"weight_version": number + 1}, status=503))
+        await until(lambda: not world.pushes._waiting.empty())
+        await world.call("start", {"trainer": "node", "whole_fences": []})
+    assert "started" in str(await asyncio.gather(dead, other))
+    await until(lambda: world.pushes._now is None and world.pushes._waiting.empty())
+    assert world.serving.is_open
+    await world.push(number)
+    assert await world.state(number) is VersionState.SERVING
+
+
+async def test_a_begin_that_is_repeated_while_the_first_waits_begins_the_second_alone(world: PushWorld) -> None:
+    number = await world.commit()
+    async with world.publisher._swap:
+        first = asyncio.create_task(world.call("push/begin", {"weight_version": number, "deadline_s": 600}, status=503))
+        await until(lambda: world.pushes._now is not None)
+        second = asyncio.create_task(world.push(number))
+        await until(lambda: not world.pushes._waiting.empty())
+    await asyncio.gather(first, second)
+    assert await world.state(number) is VersionState.SERVING
+
+
 async def test_a_push_whose_begin_was_not_answered_is_begun_anew_at_once(world: PushWorld) -> None:
     """The trainer repeats the call, and the first push would hold the chats until its deadline."""
     number = await world.commit()
@@ -213,18 +241,18 @@ async def test_what_is_not_the_tip_or_was_not_begun_is_refused(world: PushWorld)
     assert world.serving.is_open
 
 
-def written(world: PushWorld, number: int) -> str:
-    """Write the folder that slime would, and return its name."""
+async def begin_files(world: PushWorld, number: int) -> str:
+    """Begin a push and write the folder that slime would; return its name."""
     place = f"push/0d51e72f/weight_v{number:06d}"
-    (world.folder / place).mkdir(parents=True)
+    await world.call("push/begin", {"weight_version": number, "folder": place, "deadline_s": 600})
+    # Not before: the server deletes a folder that no trainer writes.
+    (world.folder / place).mkdir(parents=True, exist_ok=True)
     return place
 
 
 async def push_files(world: PushWorld, number: int, *, status: int = 200) -> Path:
-    place = f"push/0d51e72f/weight_v{number:06d}"
-    await world.call("push/begin", {"weight_version": number, "folder": place})
+    place = await begin_files(world, number)
     assert world.serving.is_open, "no chat waits for the files"
-    written(world, number)
     await world.call("push/end", {"weight_version": number}, status=status)
     return world.folder / place
 
@@ -270,8 +298,7 @@ async def test_a_pin_a_rollback_and_an_engine_that_is_back_wait_for_no_file(worl
     await world.call("start", {"trainer": "node", "writes_files": True})
     await push_files(world, await world.commit(probe_error=0.0))
     number = await world.commit(probe_error=0.0)
-    place = written(world, number)
-    await world.call("push/begin", {"weight_version": number, "folder": place, "deadline_s": 600})
+    place = await begin_files(world, number)
     world.engine.weight_version = 0  # it was started again
     async with asyncio.timeout(60):
         await world.publisher.restore()
@@ -283,16 +310,14 @@ async def test_a_pin_a_rollback_and_an_engine_that_is_back_wait_for_no_file(worl
     assert "version 1 is pinned" in str(said)
     assert (world.engine.weight_version, world.serving.current, world.serving.is_open) == (1, 1, True)
     await world.publisher.pin(None)
-    await world.call("push/begin", {"weight_version": number, "folder": place})
-    await world.call("push/end", {"weight_version": number})
+    await push_files(world, number)
     assert (world.engine.weight_version, world.serving.current) == (2, 2)
 
 
 async def test_files_of_a_version_that_was_rolled_back_meanwhile_are_not_taken(world: PushWorld) -> None:
     await world.call("start", {"trainer": "node", "writes_files": True})
     number = await world.commit(probe_error=0.0)
-    place = written(world, number)
-    await world.call("push/begin", {"weight_version": number, "folder": place})
+    await begin_files(world, number)
     await world.ledger.rollback(0, requeue=True)
     await world.call("push/end", {"weight_version": number}, status=409)
     assert (world.engine.weight_version, world.serving.is_open) == (0, True)

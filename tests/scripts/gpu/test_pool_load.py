@@ -33,10 +33,15 @@ def test_a_kill_of_an_idle_engine_and_a_return_to_no_calls_prove_nothing() -> No
 
 
 def test_a_chat_that_waits_over_a_roll_is_a_finding() -> None:
-    chats = {"replies": 4, "pin 1": {"longest gap s": 0.1}, "kill of engine 2": {"longest gap s": 9.0}}
+    chats: dict[str, Any] = {"replies": 4, "pin 1": {"longest gap s": 0.1, "chats": 4}}
+    chats["kill of engine 2"] = {"longest gap s": 9.0, "chats": 4}
     assert pool_chats.roll_findings(chats) == []
-    chats["versions of the trainer"] = {"longest gap s": 1.2}
+    chats["versions of the trainer"] = {"longest gap s": 1.2, "chats": 4}
     assert pool_chats.roll_findings(chats) == ["versions of the trainer: a chat had a gap of 1.2 s"]
+
+
+def test_a_roll_that_no_chat_met_proves_nothing() -> None:
+    assert pool_chats.roll_findings({"pin 1": {"longest gap s": 0.0, "chats": 0}}) == ["pin 1: no chat ran over it"]
 
 
 def hits(kept: float, moved: float, one: float, error: str | None = None) -> dict[str, Any]:

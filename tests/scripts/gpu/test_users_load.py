@@ -41,6 +41,10 @@ def test_a_seed_is_a_whole_checkpoint_of_the_local_trainer(tmp_path: Path) -> No
 
 def figures(**more: Any) -> dict[str, Any]:
     return {
+        "users": 9,
+        "places": 8,
+        "first token of their cold chats, ms": {"n": 5},
+        "first token of a cold chat alone, ms": {"n": 3},
         "refused or cut": {},
         "trained versions of each user": {"ann": 2, "bob": 1},
         "replies scored": 9,
@@ -62,6 +66,7 @@ def test_a_run_as_demanded_has_no_findings() -> None:
         ({"refused or cut": {"503": 2}}, "2 chats were refused or cut"),
         ({"trained versions of each user": {"ann": 2, "bob": 0}}, "bob: no version was trained"),
         ({"foreign": ["t of ann"]}, "foreign: t of ann"),
+        ({"first token of their cold chats, ms": {"n": 0}}, "no chat brought its adapter"),
         ({"another's adapter: the same, min/p1/p50": [0, foreign.TOLERANCE, 1]}, "the adapters are too near"),
         ({"audit": ["a sample twice"]}, "audit: "),
         ({"problems": ["trainer: failed"]}, "problems: "),

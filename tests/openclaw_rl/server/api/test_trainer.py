@@ -88,6 +88,7 @@ async def test_a_step_from_tip_to_commit(api):
         "needed": [],
         "wants_push": False,
         "engine": "",
+        "holds_chats": False,
     }
     await api.sample("one")
     await api.sample("two")
