@@ -54,7 +54,7 @@ UNUSED = {
     ],
     "ours": ["bin", "share"],
 }  # fmt: skip
-"""What the checks do not use, by archive."""
+"""Paths that the checks do not use, by archive."""
 BINARIES = ("**/*.so", "ray/**/raylet", "ray/**/gcs_server")
 """Files that lose their debug symbols."""
 
