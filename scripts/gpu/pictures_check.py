@@ -33,7 +33,7 @@ from PIL import Image
 from gpu.vision_model import CARD, TINY, vision_model
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.pictures import Album, PicturePrompt
+from openclaw_rl.engines.pictures import Album, PicturePrompt, PictureUrls
 from openclaw_rl.engines.sglang import launch
 from openclaw_rl.errors import AlignmentError, EngineError
 from openclaw_rl.messages import Message
@@ -230,14 +230,15 @@ async def _ask(
 ) -> Asked:
     """Ask as the proxy does, and keep the pictures as the ledger does."""
     name, said = prompt
-    messages, known = await PictureReader(PictureSettings(enabled=True), None).referenced([said])
-    rendered = frontend.render(messages, shows_pictures=True)
-    pictures = tuple(known[picture.digest] for picture in rendered.pictures)
+    reader = PictureReader(PictureSettings(enabled=True), None)
+    read = reader.headers([said])
+    rendered = frontend.render(read.messages, shows_pictures=True)
+    pictures = tuple(read.pictures[picture.digest] for picture in rendered.pictures)
     for picture in pictures:
         (folder / picture.digest).write_bytes(picture.data or b"")
     ids, images = list(rendered.ids), None
     if pictures and frontend.vision is not None:
-        shown = PicturePrompt.of(rendered.ids, pictures, frontend.vision.placeholder)
+        shown = PicturePrompt.of(rendered.ids, PictureUrls(pictures, reader.memory), frontend.vision.placeholder)
         ids, images = list(shown.ids), shown.image_data
     reply = await engine.generate(
         GenerateRequest(

@@ -96,7 +96,7 @@ ACTING = {
     "limits": "requests_at_once tokens_a_day practice_share",
     "model": "chat_template reasoning_parser tool_call_parser context_length",
     "engine": "python args memory_fraction dtype max_running connect_timeout_s token_timeout_s start_timeout_s hold_s",
-    "pictures": "enabled max_mb max_pixels max_pixels_per_request max_per_request decode_timeout_s",
+    "pictures": "enabled max_mb max_pixels max_pixels_per_request max_per_request memory_mb decode_timeout_s",
     "sampling": "temperature top_p top_k max_new_tokens truncated_sampling",
     "sessions": "turn_type_default pair_ttl_s max_open_turns",
     "judge": "kind url model api_key sees most_pictures picture_pixels votes quorum temperature max_new_tokens "

@@ -24,7 +24,7 @@ It corrects SGLang's differences from the dialect:
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
@@ -50,8 +50,8 @@ from openclaw_rl.engines.dialect import (
     UpdateWeights,
     storable,
 )
-from openclaw_rl.engines.event_stream import Connections, EventStream, error_message
-from openclaw_rl.engines.pictures import Album, PicturePrompt
+from openclaw_rl.engines.event_stream import TAKES_S, Connections, EventStream, error_message
+from openclaw_rl.engines.pictures import Album, PicturePrompt, PictureUrls
 from openclaw_rl.engines.score_answers import (
     SAME_PASS,
     aligned,
@@ -100,7 +100,7 @@ class HttpEngine:
         self._streams: set[EventStream] = set()
         # trust_env=False: an engine is never reached through a proxy that the environment names.
         self._client = client or httpx.AsyncClient(
-            timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
+            timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s, write=TAKES_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
             trust_env=False,
         )
@@ -126,7 +126,6 @@ class HttpEngine:
 
     async def stream(self, request: GenerateRequest, tap: Tap | None = None) -> AsyncGenerator[GenerateReply, None]:
         asked = request if request.stream else request.model_copy(update={"stream": True})
-        body = _json(asked) if asked.image_data is None else await asyncio.to_thread(_json, asked)
         finished = refused = started = was_queued = False
         received = 0
 
@@ -142,7 +141,7 @@ class HttpEngine:
             received += len(reply.output_ids) if is_taken else 0
             return is_taken
 
-        wire = EventStream(self._generate, body, silence_s=self._settings.token_timeout_s, offer=offer)
+        wire = EventStream(self._generate, _body(asked), silence_s=self._settings.token_timeout_s, offer=offer)
         try:
             async with wire, aclosing(wire.events()) as events:
                 self._streams.add(wire)
@@ -160,6 +159,8 @@ class HttpEngine:
                     yield reply
                     if not was_started:
                         await self._generate.refill()
+        except AlignmentError as error:  # a picture was forgotten as it was to be sent
+            raise EngineRefused(str(error), status=400) from error
         except EngineRefused:
             refused = True
             raise
@@ -175,10 +176,12 @@ class HttpEngine:
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         body = request.model_copy(update={"stream": False})
         try:
-            if body.image_data is None:
-                reply = _parse(await self._post("/generate", body))
-            else:  # some tens of MB: chats do not wait for their JSON
-                reply = _parse(await self._call("POST", "/generate", await asyncio.to_thread(_json, body)))
+            content = _body(body)
+            if isinstance(content, bytes):
+                reply = _parse(await self._call("POST", "/generate", content))
+            else:
+                async with aclosing(content):
+                    reply = _parse(await self._call("POST", "/generate", content))
             if not all(0 <= token <= LARGEST_ID for token in reply.output_ids):
                 raise EngineFaulty("the engine sent ids that are no token ids")
             return reply
@@ -311,7 +314,7 @@ class HttpEngine:
         content = body.model_dump_json(exclude_none=True) if isinstance(body, BaseModel) else "{}"
         return await self._call("POST", path, content)
 
-    async def _call(self, method: str, path: str, content: str | bytes | None) -> bytes:
+    async def _call(self, method: str, path: str, content: str | bytes | AsyncIterable[bytes] | None) -> bytes:
         headers = {"content-type": "application/json"} if content is not None else None
         try:
             reply = await self._client.request(method, f"{self.url}{path}", content=content, headers=headers)
@@ -337,6 +340,24 @@ def _json(request: GenerateRequest) -> bytes:
     sampling = {name: value for name, value in request.sampling_params if value is not None}
     fields = {name: value for name, value in request if value is not None and name != "affinity"}
     return orjson.dumps({**fields, "sampling_params": sampling})
+
+
+def _body(request: GenerateRequest) -> bytes | AsyncGenerator[bytes, None]:
+    """Return the JSON of a request; of one with pictures piece by piece."""
+    return _pieces(request, request.image_data) if isinstance(request.image_data, PictureUrls) else _json(request)
+
+
+async def _pieces(request: GenerateRequest, urls: PictureUrls) -> AsyncGenerator[bytes, None]:
+    # A URL has no character that JSON would escape.
+    yield _json(request.model_copy(update={"image_data": None}))[:-1] + b',"image_data":["'
+    is_first = True
+    async with aclosing(urls.made()) as made:
+        async for url in made:
+            if not is_first:
+                yield b'","'
+            is_first = False
+            yield url
+    yield b'"]}'
 
 
 def _parse(data: bytes) -> GenerateReply:

@@ -31,10 +31,11 @@ conformance suite in `tests/conformance/` holds for both. Meaning of the bodies:
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 
 class _Body(BaseModel):
@@ -65,8 +66,9 @@ class EngineSampling(_Body):
 
 class GenerateRequest(_Body):
     input_ids: list[int]
-    image_data: list[str] | None = Field(default=None, repr=False)
-    """Pictures as `data:` URLs; `input_ids` then holds one placeholder for each (`engines.pictures`)."""
+    image_data: SkipValidation[Sequence[str] | None] = Field(default=None, repr=False)
+    """Pictures as `data:` URLs; `input_ids` then holds one placeholder for each (`engines.pictures`). They may be made
+    as they are read, so no check of types reads them."""
     sampling_params: EngineSampling = EngineSampling()
     rid: str | None = None
     stream: bool = False

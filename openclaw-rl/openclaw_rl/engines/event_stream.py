@@ -5,7 +5,8 @@ connections ahead, because the first token waits for them.
 
 Promises: the reader gets an event as it arrives; a reader that waits can take it in a function of its own, without a
 turn of the event loop. A silence longer than `silence_s` ends in `EngineGone`; so does every
-broken connection. A reader that falls behind stops the connection, so that memory stays bounded.
+broken connection. A reader that falls behind stops the connection, so that memory stays bounded. A body in pieces is
+sent as the engine takes it.
 """
 
 # Not the shared httpx client: a reply is one event per token, and httpx costs 80–120 µs of CPU for each event, this
@@ -16,6 +17,7 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, cast
 from urllib.parse import urlsplit
@@ -36,6 +38,9 @@ _MAX_WAITING = 1024
 _IN_A_ROW = 4
 """Events that a reader gets, or is offered, before other tasks run. A reader with many waiting events never waits
 itself: it would stop the other tasks, and go on writing to a client that has disconnected."""
+TAKES_S = 60.0
+"""Longest time in which an engine takes no byte of a large body."""
+_CHUNK = 2**18
 _MAX_SPARE, _SPARE_S = 32, 30.0
 """Limits of the connections opened ahead: their number and their age. A request without a spare one opens its own."""
 
@@ -101,17 +106,19 @@ class EventStream:
     def __init__(
         self,
         connections: Connections,
-        body: bytes,
+        body: bytes | AsyncGenerator[bytes, None],
         *,
         silence_s: float,
         offer: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """offer: gets the data of an event that arrives while the reader waits. It returns False for an event that it
-        leaves to the reader.
+        """body: pieces of a large one are asked for as the engine takes them. offer: gets the data of an event that
+        arrives while the reader waits. It returns False for an event that it leaves to the reader.
         """
+        length = f"content-length: {len(body)}" if isinstance(body, bytes) else "transfer-encoding: chunked"
         head = f"POST {connections.path} HTTP/1.1\r\nhost: {connections.host_header}\r\nconnection: close\r\n"
-        head += f"accept: text/event-stream\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._request = head.encode("ascii") + body
+        head += f"accept: text/event-stream\r\ncontent-type: application/json\r\n{length}\r\n\r\n"
+        self._request = head.encode("ascii") + (body if isinstance(body, bytes) else b"")
+        self._pieces = None if isinstance(body, bytes) else body
         self._connections, self._silence_s, self._offer = connections, silence_s, offer
         self._timed_out = False
 
@@ -144,10 +151,32 @@ class EventStream:
         else:
             self._watchdog = self._loop.call_later(left, self._check_silence)
 
+    async def _send(self, piece: bytes) -> None:
+        """Send a piece of the body in chunks, each when the engine has taken the last. Raises EngineGone."""
+        answer = self._answer
+        for at in range(0, len(piece), _CHUNK):
+            answer.heard_at = self._loop.time()
+            try:
+                async with asyncio.timeout(TAKES_S):
+                    await answer.room(self._loop)
+            except TimeoutError as error:
+                raise EngineGone(f"engine took no byte for {TAKES_S:g} s") from error
+            if answer.is_over:  # it has answered already, or is gone
+                return
+            chunk = piece[at : at + _CHUNK]
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the data of each event. Raises EngineRefused for a 4xx, EngineGone for any other failure."""
         answer = self._answer
         self._transport.write(self._request)
+        if self._pieces is not None:
+            async with aclosing(self._pieces) as pieces:
+                async for piece in pieces:
+                    await self._send(piece)
+                    del piece
+            if not answer.is_over:
+                self._transport.write(b"0\r\n\r\n")
         waiting = answer.waiting
         while True:
             in_a_row = 0
@@ -183,6 +212,9 @@ class _ResponseProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
         self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._is_full = False
+        """The transport has bytes that the engine has not taken."""
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._status = 0
         """0 until the head is complete."""
@@ -216,6 +248,7 @@ class _ResponseProtocol(asyncio.Protocol):
         self._offers = 0
         if self.waiting or self.is_over:
             self._wake()
+            self._wake_writer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self._status and self._ends_with_connection:
@@ -224,10 +257,28 @@ class _ResponseProtocol(asyncio.Protocol):
             self._fail(f"engine broke off: {exc!r}")
         self._parser = None  # it refers to this object: the pair would wait for the cyclic collector
         self._wake()
+        self._wake_writer()
 
     def resume(self) -> None:
         self.is_paused = False
         self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._wake_writer()
+
+    async def room(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until the transport has sent what it got, or the response is over."""
+        if self._is_full and not self.is_over:
+            self._writer = loop.create_future()
+            await self._writer
+
+    def _wake_writer(self) -> None:
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
 
     async def news(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait until the transport delivers bytes or ends."""

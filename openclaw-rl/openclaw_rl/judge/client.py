@@ -11,7 +11,7 @@ import httpx
 from openclaw_rl.backoff import Backoff
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND, Engine
 from openclaw_rl.engines.dialect import EngineSampling, GenerateRequest
-from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.engines.pictures import PicturePrompt, data_url
 from openclaw_rl.errors import EngineError, EngineRefused, JudgeError, JudgeRefused, RequestError
 from openclaw_rl.judge.llm import Answer
 from openclaw_rl.judge.pictures import with_references
@@ -200,7 +200,7 @@ class EngineJudgeClient:
             return ids, None
         if self._placeholder is None:
             raise JudgeRefused("this judge reads text only")
-        return ids, PicturePrompt.of(ids, pictures, self._placeholder)
+        return ids, PicturePrompt.of(ids, [data_url(picture) for picture in pictures], self._placeholder)
 
     def _rendered(self, prompt: Sequence[Message]) -> Ids:
         """Render the prompt; blocks. Raises JudgeError when the model's template refuses it."""

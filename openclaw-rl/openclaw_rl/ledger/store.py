@@ -116,6 +116,17 @@ class LedgerPart:
         """Drop what is too many, at the end of each transaction that a part writes."""
         raise NotImplementedError
 
+    async def _written(self, body: Callable[[sqlite3.Connection], T], *, timeout_s: float | None, is_synced: bool) -> T:
+        """Run `body` in a transaction, as `write` and `chat_write` do."""
+
+        def work(db: sqlite3.Connection) -> T:
+            done = body(db)
+            if self._most_waiting:
+                self._hold_limits(db)
+            return done
+
+        return await self._writer.write(work, timeout_s=timeout_s, is_synced=is_synced)
+
 
 def write(body: Body[Part, P, T]) -> Method[Part, P, T]:
     """Make an async method of `body` that runs it in a transaction and returns once the transaction is on disk."""
@@ -147,12 +158,6 @@ def read(body: Body[Part, P, T]) -> Method[Part, P, T]:
 def _on_writer(body: Body[Part, P, T], *, timeout_s: float | None, is_synced: bool) -> Method[Part, P, T]:
     @wraps(body)
     async def method(self: Part, *args: P.args, **kwargs: P.kwargs) -> T:
-        def work(db: sqlite3.Connection) -> T:
-            done = body(self, db, *args, **kwargs)
-            if self._most_waiting:
-                self._hold_limits(db)
-            return done
-
-        return await self._writer.write(work, timeout_s=timeout_s, is_synced=is_synced)
+        return await self._written(lambda db: body(self, db, *args, **kwargs), timeout_s=timeout_s, is_synced=is_synced)
 
     return method

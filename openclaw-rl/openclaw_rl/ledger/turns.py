@@ -1,12 +1,14 @@
 """Requests and replies as the chat writes them, and the pairing of a turn with its next state.
 
-`begin` commits the request before the client sees a token. `finish` has the turn on disk before the client sees the
-end of the reply.
+`begin` commits the request before the client sees a token; pictures and row have one deadline. `finish` has the turn on
+disk before the client sees the end of the reply.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 
 import orjson
 
@@ -44,18 +46,22 @@ class Turns(LedgerPart):
         Raises EpisodeRefused when its episode is over.
         """
         if not request.pictures or self._staged is None or self._redactor.hides_pictures:
-            await self._begin(request)
+            await self._begin(request, within_s=CHAT_TIMEOUT_S)
             return
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + CHAT_TIMEOUT_S  # of the files and the row together
         async with self._staged.hold(request.pictures, self._known_pictures, timeout_s=CHAT_TIMEOUT_S):
-            await self._begin(request)
+            await self._begin(request, within_s=give_up_at - clock())
 
     @read
     def _known_pictures(self, db: sqlite3.Connection, digests: Collection[str]) -> set[str]:
         return pictures.known(db, digests)
 
-    # The first token waits for this commit. It needs no fsync: a power cut that loses the row also loses the reply.
-    @chat_write(is_synced=False)
-    def _begin(self, db: sqlite3.Connection, request: Request) -> None:
+    async def _begin(self, request: Request, *, within_s: float) -> None:
+        # The first token waits for this commit. It needs no fsync: a power cut that loses the row also loses the reply.
+        await self._written(partial(self._insert, request), timeout_s=within_s, is_synced=False)
+
+    def _insert(self, request: Request, db: sqlite3.Connection) -> None:
         if request.in_episode is not None:
             request = steps.begun(db, request)
         prompt_tokens = len(request.prompt_ids)

@@ -4,7 +4,6 @@
 Nothing is recorded here, and no engine is called.
 """
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.engines.pictures import PicturePrompt, PictureUrls
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import Message
 from openclaw_rl.proxy.body import ChatBody, ParsedBody, tool_choice_of
@@ -99,8 +98,8 @@ class Prompt:
     """Pictures of the prompt in its order, with their bytes."""
 
 
-async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody) -> Prompt:
-    """Render a chat. Raises RequestError."""
+async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody, pictures: Mapping[str, Picture]) -> Prompt:
+    """Render a chat; pictures: those that its messages refer to, by digest. Raises RequestError."""
     sent, kwargs, demands_call = chat.messages, chat.template_kwargs, tool_choice_of(chat).is_demand
     has_commands = deps.commands is not None and caller.has_commands
     messages = (without_commands(sent) or sent) if has_commands else sent
@@ -111,17 +110,18 @@ async def render(deps: ProxyDeps, caller: Caller, chat: ChatBody) -> Prompt:
     is_forced = demands_call and deps.has_grammars
     if is_forced:
         kwargs.setdefault("enable_thinking", False)  # the grammar leaves no room for a thought
-    messages, known = await deps.pictures.referenced(messages)
     rendered = await deps.frontend.render_async(messages, chat.offered_tools, kwargs, shows_pictures=True)
-    pictures = tuple(known[picture.digest] for picture in rendered.pictures)
-    return Prompt(messages, kwargs, rendered, demands_call, is_forced, pictures)
+    shown = tuple(pictures[picture.digest] for picture in rendered.pictures)
+    return Prompt(messages, kwargs, rendered, demands_call, is_forced, shown)
 
 
-async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody) -> Prepared:
-    """Render and classify the request. Raises RequestError."""
+async def prepare(
+    deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], body: ParsedBody, pictures: Mapping[str, Picture]
+) -> Prepared:
+    """Render and classify the request; pictures: as of `render`. Raises RequestError."""
     chat, sent, received_at = body.chat, body.chat.messages, deps.clock()
     tools, one_call = chat.offered_tools, chat.parallel_tool_calls is False
-    prompt = await render(deps, caller, chat)
+    prompt = await render(deps, caller, chat, pictures)
     rendered, kwargs, is_forced = prompt.rendered, prompt.template_kwargs, prompt.is_forced
     grammar = _calls_schema(rendered.tools, one_call=one_call) if is_forced else chat.json_schema
     sampling = sampling_of(
@@ -170,14 +170,14 @@ async def prepare(deps: ProxyDeps, caller: Caller, headers: Mapping[str, str], b
         one_call=one_call,
         demands_call=prompt.demands_call,
         is_forced=is_forced,
-        shown=await _shown(deps, rendered.ids, prompt.pictures),
+        shown=_shown(deps, rendered.ids, prompt.pictures),
     )
 
 
-async def _shown(deps: ProxyDeps, ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt | None:
+def _shown(deps: ProxyDeps, ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt | None:
     if not pictures or deps.frontend.vision is None:
         return None
-    return await asyncio.to_thread(PicturePrompt.of, ids, pictures, deps.frontend.vision.placeholder)
+    return PicturePrompt.of(ids, PictureUrls(pictures, deps.pictures.memory), deps.frontend.vision.placeholder)
 
 
 def _calls_schema(tools: Sequence[Tool], *, one_call: bool) -> str:

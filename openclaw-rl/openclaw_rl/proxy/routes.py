@@ -28,6 +28,7 @@ from openclaw_rl.proxy.dialects.base import Asked
 from openclaw_rl.proxy.episodes import PATH_EPISODE, episode_named, with_episode_paths
 from openclaw_rl.proxy.model_names import ModelFacts, ModelNames, model_card, model_list
 from openclaw_rl.proxy.parser import Delta
+from openclaw_rl.proxy.pictures import has_pictures
 from openclaw_rl.proxy.quotas import Quotas
 from openclaw_rl.proxy.reply import Reply
 from openclaw_rl.proxy.request import Prepared, prepare, render
@@ -165,7 +166,11 @@ class _Endpoint:
                 )
                 is_read = True
                 body = self._read(data) if len(data) < _INLINE_BYTES else await asyncio.to_thread(self._read, data)
-                await self._answer(caller, headers, body, request_id, receive, send)
+                if has_pictures(body.chat.messages):
+                    data = b""
+                answering = self._answer(caller, headers, body, request_id, receive, send)
+                del body  # it holds pictures in base64, until `_answer` has taken them out
+                await answering
         except (RequestError, EngineError) as error:
             await _refuse(self._dialect, request_id, receive, send, error, is_read=is_read)
         except (RecursionError, TypeError) as error:
@@ -205,7 +210,10 @@ class _CountRoute(_Endpoint):
     async def _answer(
         self, caller: Caller, headers: _Headers, body: ParsedBody, request_id: str, receive: Receive, send: Send
     ) -> None:
-        prompt = await render(self._deps, caller, body.chat)
+        async with self._deps.pictures.seat() as seat:
+            body = await seat.take(body)
+            await seat.check()
+            prompt = await render(self._deps, caller, body.chat, seat.pictures)
         text = orjson.dumps({"input_tokens": len(prompt.rendered.ids)})
         await answer(send, 200, text, self._dialect.headers(request_id))
 
@@ -224,7 +232,21 @@ class _ChatRoute(_Endpoint):
             await self._command(asked, body, request_id, send)
             return
         await self._shared.quotas.check_tokens(caller)
-        prepared = await prepare(self._deps, caller, headers, body)
+        async with self._deps.pictures.seat() as seat:
+            body = await seat.take(body)
+            await seat.check()
+            prepared = await prepare(self._deps, caller, headers, body, seat.pictures)
+            await self._reply(caller, prepared, only_version, body, receive, send)
+
+    async def _reply(
+        self,
+        caller: Caller,
+        prepared: Prepared,
+        only_version: int | None,
+        body: ParsedBody,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         reply = Reply(self._deps, prepared, only_version, id_prefix=self._dialect.id_prefix)
         work = self._stream if body.chat.stream else self._whole
         about = Asked(

@@ -112,7 +112,7 @@ def _pictures(settings: Settings, core: Core) -> PictureReader:
         refusal = f"the engine of kind {settings.engine.kind!r} shows its model text only"
     elif not settings.pictures.enabled:
         refusal = "pictures are switched off (pictures.enabled)"
-    return PictureReader(settings.pictures, refusal)
+    return PictureReader(settings.pictures, refusal, None if core.album is None else core.album.memory)
 
 
 def trainer_routes(core: Core, events: ServerEvents, life: Lifetime, publisher: Publisher, alert: Alert) -> APIRouter:

@@ -28,6 +28,7 @@ from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.pictures import folder_of
+from openclaw_rl.models.picture_files import PictureMemory
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders
@@ -194,7 +195,8 @@ def _album(settings: Settings, frontend: FrontEnd, data: DataDir, engine: HttpEn
     """Return the pictures of recorded prompts; the engine is shown them from now on with the prompts that it scores."""
     if frontend.vision is None or not _shows_pictures(settings, frontend):
         return None
-    album = Album(folder_of(data.ledger), frontend.vision.placeholder)
+    memory = PictureMemory(settings.pictures)
+    album = Album(folder_of(data.ledger), frontend.vision.placeholder, memory)
     engine.show(album)
     return album
 

@@ -174,6 +174,10 @@ class EngineSettings(Branch):
         return self
 
 
+_DECODED_BYTES = 24
+"""Memory of a picture's pixel at most, while it is decoded and written as a PNG; measured for all formats."""
+
+
 class PictureSettings(Branch):
     """Pictures in chats, for a model with a vision tower whose engine takes them."""
 
@@ -188,8 +192,25 @@ class PictureSettings(Branch):
     The engine gets a JPEG as a PNG, of 3 bytes a pixel at most."""
     max_per_request: int = Field(default=32, ge=1)
     """Pictures of one request, its history included."""
+    memory_mb: float = Field(default=512.0, gt=0)
+    """Memory for the pictures of all requests at once: files as they came, and pixels that are decoded, of 24 bytes
+    each. A request waits for its turn; those that wait hold as much again at most, and one more gets 503 at once. A
+    request that needs more than all of it gets 413."""
     decode_timeout_s: float = Field(default=30.0, gt=0)
-    """Longest wait for a request's pictures to be decoded, two of all requests at a time; then it gets 503."""
+    """Longest wait of a request until its pictures are decoded, two of all requests at a time; then it gets 503."""
+
+    def work_bytes(self, pixels: int) -> int:
+        """Return the memory that decoding and writing a picture of so many pixels needs at most."""
+        return _DECODED_BYTES * pixels + 2**20
+
+    @model_validator(mode="after")
+    def _holds_one(self) -> Self:
+        if self.memory_mb * 2**20 <= (least := self.work_bytes(self.max_pixels)):
+            raise ValueError(
+                f"memory_mb: a picture of max_pixels ({self.max_pixels}) takes {least / 2**20:.0f} MB to be decoded, "
+                "and its file some more"
+            )
+        return self
 
 
 class SamplingSettings(Branch):

@@ -31,8 +31,6 @@ class Picture:
     height: int
     data: bytes | None = field(default=None, repr=False, compare=False)
     """The file as the client sent it; None for a reference alone."""
-    lossless: bytes | None = field(default=None, repr=False, compare=False)
-    """The same pixels as a PNG, where the file is a JPEG: engines decode those in more than one way."""
 
     def part(self) -> ContentPart:
         """Return the reference, as a part of a message."""

@@ -351,7 +351,7 @@ async def test_a_picture_that_a_request_holds_outlasts_the_deletion_of_its_last_
     async with ledger._staged.hold([ONE], ledger._known_pictures, timeout_s=9):
         assert (await ledger.forget("gone")).is_scrubbed
         assert files(tmp_path) == {ONE.digest}
-        await ledger._begin(shown("b", ONE))
+        await ledger._begin(shown("b", ONE), within_s=9)
     assert await ledger.audit(is_deep=True) == []
     assert files(tmp_path) == {ONE.digest}
     async with ledger._staged.hold([TWO], ledger._known_pictures, timeout_s=9):
@@ -381,7 +381,7 @@ async def test_a_hold_that_ended_marks_no_file_for_the_next_one(tmp_path, opened
     async def second() -> None:
         async with staged.hold([ONE], known, timeout_s=30):
             assert writes == [ONE.digest], "it writes the file itself"
-            await ledger._begin(shown("b", ONE))
+            await ledger._begin(shown("b", ONE), within_s=9)
 
     task = asyncio.create_task(second())
     await started.wait()
@@ -447,6 +447,35 @@ async def test_a_disk_that_hangs_costs_the_record_and_not_the_chat(opened, disk,
         await ledger.begin(shown("a", ONE))
     disk.go_on.set()
     assert await ledger.audit() == []
+    await ledger.aclose()
+
+
+async def test_the_row_has_the_time_that_the_files_left(opened, monkeypatch) -> None:
+    ledger, loop, late_s = await opened(), asyncio.get_running_loop(), 0.0
+    now, known, write = loop.time, ledger._known_pictures, ledger._writer.write
+    given: list[float] = []
+
+    async def slow(digests):
+        nonlocal late_s
+        found = await known(digests)
+        late_s = 400.0
+        return found
+
+    async def timed(work, *, timeout_s, is_synced):
+        given.append(timeout_s)
+        return await write(work, timeout_s=timeout_s, is_synced=is_synced)
+
+    monkeypatch.setattr(turns, "CHAT_TIMEOUT_S", 1000.0)
+    monkeypatch.setattr(loop, "time", lambda: now() + late_s)
+    monkeypatch.setattr(ledger, "_known_pictures", slow)
+    monkeypatch.setattr(ledger._writer, "write", timed)
+    await ledger.begin(shown("a", ONE))
+    assert given[0] <= 600
+    late_s = 0.0
+    await ledger.begin(shown("b", ONE))
+    assert given[1] <= 600
+    await ledger.begin(make_request("c", session="y"))
+    assert given[2] == 1000, "a text has no file"
     await ledger.aclose()
 
 

@@ -2,9 +2,13 @@
 
 import asyncio
 import base64
+import gc
 import hashlib
 import io
+import json
+import random
 import threading
+import tracemalloc
 import zlib
 
 import pytest
@@ -12,11 +16,13 @@ from pictures import PictureEngine, data_url, opened, picture_file, picture_part
 from PIL import Image
 
 from gpu.vision_model import vision_folder
-from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.engines.pictures import PicturePrompt, PictureUrls
 from openclaw_rl.messages import Message
+from openclaw_rl.models.picture_files import AT_ONCE, PictureMemory
 from openclaw_rl.proxy import pictures as pictures_module
+from openclaw_rl.proxy.body import ParsedBody, parse_body
 from openclaw_rl.proxy.frontend import FrontEnd
-from openclaw_rl.proxy.pictures import AT_ONCE, PictureReader
+from openclaw_rl.proxy.pictures import PictureReader
 from openclaw_rl.settings import ModelSettings, PictureSettings
 from openclaw_rl.testing import ToyPolicy
 from openclaw_rl.types import DropReason
@@ -350,23 +356,39 @@ async def test_a_reference_is_refused_where_no_engine_gets_the_picture(seeing, s
 
 
 def test_a_prompt_of_an_engine_has_one_place_for_each_picture() -> None:
+    memory = PictureMemory(PictureSettings())
     pictures = (Picture("a" * 64, 1, 1, b"\x89PNG..."), Picture("b" * 64, 1, 1, b"RIFF..."))
-    sent = PicturePrompt.of((9, 9, 1, 9, 2), pictures, 9)
+    sent = PicturePrompt.of((9, 9, 1, 9, 2), PictureUrls(pictures, memory), 9)
     assert sent.ids == [9, 1, 9, 2]
     assert "base64" not in repr(sent)
     with pytest.raises(ValueError, match="2 pictures, and 1 places"):
-        PicturePrompt.of((9, 9), pictures, 9)
+        PicturePrompt.of((9, 9), PictureUrls(pictures, memory), 9)
     with pytest.raises(ValueError, match="are not here"):
-        PicturePrompt.of((9,), (Picture("a" * 64, 1, 1),), 9)
+        list(PictureUrls((Picture("a" * 64, 1, 1),), memory))
     assert [url.partition(";")[0] for url in sent.image_data] == ["data:image/png", "data:image/webp"]
+    assert sent.image_data[1:] == [sent.image_data[1]]
+    assert sent.image_data == PictureUrls(pictures, memory) != PictureUrls(pictures[:1], memory)
+    assert len({sent.image_data, PictureUrls(pictures, memory)}) == 1
 
 
-async def test_a_picture_that_comes_again_is_not_decoded_again(seeing_proxy, monkeypatch) -> None:
+def parsed(*parts) -> ParsedBody:
+    return parse_body(json.dumps(asked(*parts)).encode())
+
+
+async def read(reader: PictureReader, body: ParsedBody):
+    """Read a request's pictures as a chat does; return messages and pictures."""
+    async with reader.seat() as seat:
+        body = await seat.take(body)
+        await seat.check()
+        return body.chat.messages, seat.pictures
+
+
+async def test_a_picture_that_comes_again_is_not_decoded_again(monkeypatch) -> None:
     reader = PictureReader(PictureSettings(), None)
-    said = Message.model_validate(asked(picture_part(ONE), picture_part(ONE))["messages"][0])
-    _, first = await reader.referenced([said])
+    body = parsed(picture_part(ONE), picture_part(ONE), picture_part(TWO, "image/jpeg"))
+    _, first = await read(reader, body)
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
-    _, again = await reader.referenced([said])
+    _, again = await read(reader, body)
     assert first == again
     assert hashlib.sha256(ONE).hexdigest() not in str(reader._known)
 
@@ -401,14 +423,14 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
     lock, running, most = threading.Lock(), 0, 0
     line: list[int] = []
     """The request of each picture, in the order in which they were handed to the threads."""
-    own, hand_over = pictures_module.decoded, reader._in_thread
+    own, hand_over = pictures_module.check, reader.memory.submit
 
-    async def in_line(work):
-        if work.func == reader._decoded:
+    def in_line(work):
+        if work.func == reader.check:
             line.append(work.args[0].height)
-        return await hand_over(work)
+        return hand_over(work)
 
-    monkeypatch.setattr(reader, "_in_thread", in_line)
+    monkeypatch.setattr(reader.memory, "submit", in_line)
 
     def counted(data, size):
         nonlocal running, most
@@ -422,23 +444,16 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
                 running -= 1
 
     both = threading.Event()
-    monkeypatch.setattr(pictures_module, "decoded", counted)
-    requests = [
-        Message(
-            role="user",
-            content=asked(*(picture_part(picture_file(8 + k, 8 + n)) for k in range(3)))["messages"][0]["content"],
-        )
-        for n in range(4)
-    ]
-    tasks = [asyncio.create_task(reader.referenced([said])) for said in requests]
+    monkeypatch.setattr(pictures_module, "check", counted)
+    requests = [parsed(*(picture_part(picture_file(8 + k, 8 + n)) for k in range(3))) for n in range(4)]
+    tasks = [asyncio.create_task(read(reader, body)) for body in requests]
     try:
         while running < AT_ONCE:
             await asyncio.sleep(0)
     finally:
         both.set()
-    for said, (messages, found) in zip(requests, await asyncio.gather(*tasks), strict=True):
-        assert len(found) == 3
-        assert len(pictures_in(messages)) == len(said.content)
+    for messages, found in await asyncio.gather(*tasks):
+        assert len(found) == len(pictures_in(messages)) == 3
     assert most <= AT_ONCE
     # A request with many pictures does not hold the others up: each has one picture in the line.
     assert set(line[:4]) == {8, 9, 10, 11}
@@ -446,7 +461,7 @@ async def test_few_pictures_are_decoded_at_once_and_requests_take_turns(monkeypa
 
 async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(pictures_module, "decoded", lambda *_: let_go.wait(30))
+    monkeypatch.setattr(pictures_module, "check", lambda *_: let_go.wait(30))
     start, engine = seeing_proxy(decode_timeout_s=0.01)
     async with start as proxy:
         try:
@@ -458,8 +473,264 @@ async def test_a_request_that_waits_too_long_is_a_503(seeing_proxy, monkeypatch)
         assert engine.sent == []
 
 
-async def test_a_text_starts_no_thread_for_pictures() -> None:
+async def test_a_text_starts_no_thread_and_waits_for_no_memory() -> None:
     reader = PictureReader(PictureSettings(), None)
-    said = [Message(role="user", content="hello")]
-    assert await reader.referenced(said) == (said, {})
-    assert not reader._threads._threads
+    await reader.memory.take(reader.memory.most_files)
+    body = parsed(text("hello"))
+    assert await read(reader, body) == (body.chat.messages, {})
+    assert not reader.memory._threads._threads
+
+
+def noise(seed: int, form: str = "PNG", side: int = 40, **options) -> bytes:
+    """Return a picture that no packing makes smaller."""
+    out = io.BytesIO()
+    Image.frombytes("RGB", (side, side), random.Random(seed).randbytes(3 * side * side)).save(out, form, **options)
+    return out.getvalue()
+
+
+FULL = {"max_pixels": 1600, "memory_mb": 1.05}
+"""Room for some 13 KB of files, beside the work on one picture."""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_request_larger_than_the_memory_is_a_413(seeing_proxy, path) -> None:
+    start, engine = seeing_proxy(**FULL)
+    files = [noise(seed) for seed in range(3)]
+    body = asked(*map(picture_part, files))
+    if path == "/v1/messages":
+        sources = (
+            {"type": "base64", "media_type": "image/png", "data": base64.b64encode(one).decode()} for one in files
+        )
+        body = asked(*({"type": "image", "source": source} for source in sources)) | {"model": "m"}
+    async with start as proxy:
+        reply = await proxy.client.post(path, json=body)
+        assert reply.status_code == 413
+        assert "pictures.memory_mb" in reply.json()["error"]["message"]
+        kind = "request_too_large" if path == "/v1/messages" else "invalid_request_error"
+        assert reply.json()["error"]["type"] == kind
+        assert engine.sent == proxy.book.log == []
+        # The same picture counts once.
+        assert (await proxy.post(asked(*[picture_part(files[0])] * 3))).status_code == 200
+
+
+async def test_a_request_waits_for_its_turn_and_a_text_does_not(seeing_proxy, proxy_over) -> None:
+    start, engine = seeing_proxy(**FULL)
+    async with start as proxy:
+        memory = proxy.deps.pictures.memory
+        await memory.take(memory.most_files)
+        waits = asyncio.create_task(proxy.post(asked(picture_part(ONE))))
+        while not memory._files_line:
+            await asyncio.sleep(0)
+        assert memory._in_line == len(ONE), "it holds the file alone as it waits"
+        assert (await proxy.post(asked(text("hello")))).status_code == 200
+        assert not waits.done()
+        memory.give_back(files=memory.most_files)
+        assert (await waits).status_code == 200
+        assert len(engine.sent) == 2
+        assert (memory._files, memory._work, memory._in_line) == (0, 0, 0)
+
+
+async def test_a_turn_that_does_not_come_is_a_503_and_nothing_is_lost(seeing_proxy) -> None:
+    start, engine = seeing_proxy(**FULL, decode_timeout_s=0.01)
+    async with start as proxy:
+        memory = proxy.deps.pictures.memory
+        await memory.take(memory.most_files)
+        reply = await proxy.post(asked(picture_part(ONE)))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
+        assert "retry-after" in reply.headers
+        assert engine.sent == proxy.book.log == []
+        assert (memory._files, memory._work, memory._in_line) == (memory.most_files, 0, 0)
+        memory.give_back(files=memory.most_files)
+        memory.join_line(memory.most)
+        reply = await proxy.post(asked(picture_part(ONE)))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "overloaded")
+        assert "retry-after" in reply.headers
+
+
+async def test_a_reply_that_runs_holds_each_file_once_and_no_base64(seeing_proxy, monkeypatch) -> None:
+    start, engine = seeing_proxy()
+    file = noise(1, side=400)
+    body = json.dumps(asked(*[picture_part(file)] * 2)).encode()
+    is_asked, go_on, own = asyncio.Event(), asyncio.Event(), engine.stream
+
+    async def held(request, tap=None):
+        is_asked.set()
+        await go_on.wait()
+        async for reply in own(request, tap):
+            yield reply
+
+    async with start as proxy:
+        assert (await proxy.client.post("/v1/chat/completions", content=body)).status_code == 200
+        engine.sent.clear()
+        proxy.book.requests.clear()
+        monkeypatch.setattr(engine, "stream", held)
+        tracemalloc.start()
+        try:
+            task = asyncio.create_task(proxy.client.post("/v1/chat/completions", content=body))
+            await is_asked.wait()
+            gc.collect()
+            held_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held_bytes < 1.3 * len(file) < len(body) / 2
+        assert proxy.deps.pictures.memory._files == len(file)
+        go_on.set()
+        assert (await task).status_code == 200
+        assert proxy.deps.pictures.memory._files == 0
+
+
+def exif_turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    out = io.BytesIO()
+    Image.open(io.BytesIO(TWO)).save(out, "JPEG", exif=exif)
+    return out.getvalue()
+
+
+def cmyk() -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(TWO)).convert("CMYK").save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("data", [exif_turned(), cmyk()], ids=["exif", "cmyk"])
+async def test_the_engine_and_the_trainer_see_the_same_pixels_of_a_jpeg(seeing_proxy, data) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(data, "image/jpeg")))).status_code == 200
+        (request,) = proxy.book.requests
+    seen = opened(engine.sent[0].image_data[0])
+    # The trainer opens the ledger's file so: no turn that EXIF asks for.
+    trained = Image.open(io.BytesIO(request.pictures[0].data)).convert("RGB")
+    assert seen.tobytes() == trained.tobytes()
+    assert seen.size == trained.size == (request.pictures[0].width, request.pictures[0].height) == (40, 48)
+    assert not seen.getexif()
+    assert "icc_profile" not in seen.info
+
+
+def deep(mode: str) -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, (32, 24), 40_000).save(out, "PNG")
+    return out.getvalue()
+
+
+def palette() -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(ONE)).quantize(8).save(out, "PNG", transparency=0)
+    return out.getvalue()
+
+
+async def test_a_png_of_a_palette_goes_to_the_engine_as_it_came(seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(palette())))).status_code == 200
+        assert base64.b64decode(engine.sent[0].image_data[0].partition(",")[2]) == palette()
+
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+
+
+def text_bomb() -> bytes:
+    """Return a PNG whose text becomes 8 MB as it is read."""
+    packed = zlib.compress(bytes(2**23), 9)
+    return ONE[:33] + chunk(b"zTXt", b"Comment\0\0" + packed) + ONE[33:]
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        (data_url(SVG, "image/svg+xml"), "invalid_image_url", "PNG, JPEG or WebP"),
+        (data_url(SVG, "image/png"), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(b"GIF89a" + bytes(30), "image/png"), "image_parse_error", "no PNG, JPEG or WebP"),
+        ("data:image/png," + "%89PNG", "invalid_image_url", "in base64"),
+        ("data:;base64,AAAA", "invalid_image_url", "PNG, JPEG or WebP"),
+        ("ftp://example.org/a.png", "invalid_image_url", "is a data: URL"),
+        (data_url(TWO[: len(TWO) // 2], "image/jpeg"), "image_parse_error", "no PNG, JPEG or WebP"),
+        (data_url(deep("I;16")), "image_parse_error", "send it in 8 bits"),
+        (data_url(text_bomb()), "image_parse_error", "no PNG, JPEG or WebP"),
+        ("data:image/png" + ";a=b" * 5 + ";base64,AAAA", "invalid_image_url", "is a data: URL"),
+    ],
+)
+async def test_more_that_is_no_picture(seeing_proxy, url, code, says) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        reply = await proxy.post(asked({"type": "image_url", "image_url": {"url": url}}))
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, code, "messages[0].content[0]")
+        assert says in error["message"]
+        assert engine.sent == proxy.book.log == []
+
+
+@pytest.mark.parametrize("begin", ["data:image/png;charset=utf-8;base64,", "DATA:image/PNG;name=a.png;base64,"])
+async def test_a_data_url_may_have_parameters(seeing_proxy, begin) -> None:
+    start, engine = seeing_proxy()
+    url = begin + base64.b64encode(ONE).decode()
+    async with start as proxy:
+        assert (await proxy.post(asked({"type": "image_url", "image_url": {"url": url}}))).status_code == 200
+        assert list(engine.sent[0].image_data) == [data_url(ONE)]
+
+
+async def test_a_reference_to_the_picture_of_another_chat_opens_nothing(seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        assert (await proxy.post(asked(picture_part(ONE)))).status_code == 200
+        stolen = Picture(hashlib.sha256(ONE).hexdigest(), 32, 24).part().model_dump()
+        for body in (asked(stolen), asked(picture_part(TWO, "image/jpeg"), stolen)):
+            error = (await proxy.post(body)).json()["error"]
+            assert error["code"] == "invalid_image_url"
+        assert len(engine.sent) == 1
+
+
+async def test_a_picture_in_the_system_prompt_and_in_a_reply_has_its_place(seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    messages = [
+        {"role": "system", "content": [text("see"), picture_part(ONE)]},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [picture_part(TWO, "image/jpeg")]},
+        {"role": "user", "content": "and?"},
+    ]
+    async with start as proxy:
+        assert (await proxy.post({"messages": messages, "max_tokens": 4})).status_code == 200
+        assert [opened(url).size for url in engine.sent[0].image_data] == [(32, 24), (40, 48)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (
+            "/v1/responses",
+            {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": data_url(ONE)}]}]},
+            "input[0].content[0]",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 4,
+                "system": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}],
+                "messages": [{"role": "user", "content": "hello"}],
+            },
+            "system[0]",
+        ),
+    ],
+)
+async def test_a_picture_where_a_dialect_has_none_is_refused_by_its_place(seeing_proxy, path, body, place) -> None:
+    start, engine = seeing_proxy()
+    async with start as proxy:
+        reply = await proxy.client.post(path, json={"model": "m", **body})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(f"{place}: a picture: only a user or a tool may show one")
+        assert engine.sent == []
+
+
+async def test_a_picture_in_a_tools_result_of_the_responses_dialect(seeing_proxy) -> None:
+    start, engine = seeing_proxy()
+    output = [{"type": "input_image", "image_url": data_url(ONE)}]
+    items = [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": output},
+    ]
+    async with start as proxy:
+        reply = await proxy.client.post("/v1/responses", json={"model": "m", "input": items, "max_output_tokens": 4})
+        assert reply.status_code == 200, reply.text
+        assert list(engine.sent[0].image_data) == [data_url(ONE)]

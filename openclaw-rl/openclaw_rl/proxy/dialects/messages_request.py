@@ -241,6 +241,9 @@ def _text(block: Mapping[str, Any], at: str) -> str:
 
 
 def _unsupported(kind: object, at: str) -> RequestError:
+    if kind == "image":
+        why = "only a user or a tool may show one, with a source of type base64"
+        return RequestError(f"{at}: a picture: {why}", code="unsupported_content", param=at)
     return RequestError(
         f"{at}: this model reads text only; the block is of type {kind!r}", code="unsupported_content", param=at
     )

@@ -244,11 +244,10 @@ def _text_of(part: Any, at: str) -> str:
     """Return the text of one part. Raises RequestError for a part that is no text."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "input_image":
-        raise RequestError(
-            f"{at}: a picture without image_url: this server keeps no files of clients",
-            code="unsupported_content",
-            param=at,
-        )
+        # A user or a tool may show one; with its URL it does not come here from them.
+        why = "only a user or a tool may show one" if _is_picture(part) else "this server keeps no files of clients"
+        what = "a picture" if _is_picture(part) else "a picture without image_url"
+        raise RequestError(f"{at}: {what}: {why}", code="unsupported_content", param=at)
     text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
     if kind not in ("input_text", "output_text", "text", "refusal"):
         raise RequestError(

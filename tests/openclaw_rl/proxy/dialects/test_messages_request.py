@@ -158,7 +158,7 @@ def test_the_other_fields_have_their_chat_names() -> None:
         ({"messages": HI["messages"]}, "max_tokens", "required"),
         ({"max_tokens": 9, "messages": []}, "messages", "at least 1"),
         ({**HI, "messages": [{"role": "bard", "content": "a"}]}, "messages[0].role", "'user'"),
-        ({**HI, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]", "text only"),
+        ({**HI, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]", "a source"),
         (
             {**HI, "messages": [{"role": "user", "content": [{"type": "text"}]}]},
             "messages[0].content[0].text",
