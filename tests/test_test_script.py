@@ -18,7 +18,7 @@ if sys.argv[1] == "scripts/house.py":
     print("house is over")
     sys.exit(3 if os.environ.get("FAILING") == "house" else 0)
 name = "rest" if "--ignore" in sys.argv else "chaos"
-child = subprocess.Popen(["sleep", os.environ.get("SLEEP_S", "60")])
+child = subprocess.Popen(["sleep", os.environ.get("SLEEP_S", "600")])
 for which, pid in (("child", child.pid), ("pid", os.getpid())):
     with open(f"{{os.environ['FILES']}}/{{name}}.tmp", "w") as file:
         file.write(str(pid))
@@ -71,7 +71,7 @@ class Script:
         return int((self.files / name).read_text())
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+def until(is_so: Callable[[], bool], timeout_s: float = 120) -> None:
     end = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < end
@@ -103,7 +103,7 @@ def test_the_chaos_run_beside_ends_with_the_tests(script: Script, number: int, c
     os.killpg(script.process.pid, number)  # as a terminal's Ctrl-C does: the foreground's group
     assert script.process.wait(120) == code
     for pid in pids:
-        until(lambda pid=pid: is_gone(pid), 10)
+        until(lambda pid=pid: is_gone(pid))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, 137)])
@@ -111,9 +111,9 @@ def test_it_ends_with_its_tests_when_the_signal_reached_them_alone(script: Scrip
     script.start()
     pids = [script.pid(f"{name}.{which}") for name in ("chaos", "rest") for which in ("pid", "child")]
     os.kill(pids[2], number)
-    assert script.process.wait(50) == code  # the chaos stand-in would go on for 60 s
+    assert script.process.wait(120) == code  # the chaos stand-in would go on for ten minutes
     for pid in pids[:2]:
-        until(lambda pid=pid: is_gone(pid), 10)
+        until(lambda pid=pid: is_gone(pid))
 
 
 @pytest.mark.parametrize("failing", ["", "rest", "chaos", "mypy", "lint-imports", "house"])

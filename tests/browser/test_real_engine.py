@@ -29,17 +29,20 @@ def test_two_rated_replies_become_a_version_that_answers_next(server: RunningSer
     page.set_default_timeout(PATIENCE_MS)
     page.goto(f"{server.url}/#/chat")
     replies = page.get_by_role("article", name="Reply")
-    for text, name in (("Give me a tip to sleep better.", "Good reply"), ("And another one.", "Bad reply")):
+    asked = (("Give me a tip to sleep better.", "Good reply"), ("And another one.", "Bad reply"))
+    for count, (text, name) in enumerate(asked, start=1):
         page.get_by_role("textbox", name="Message").fill(text)
         page.keyboard.press("Enter")
+        expect(replies).to_have_count(count)
         last = replies.last
-        expect(last.locator(".text")).not_to_be_empty()
+        expect(last.locator(".way")).to_contain_text("waits for the next message or a rating")  # whatever it says
         last.get_by_role("button", name=re.compile(name)).click()
         expect(last.locator(".way")).to_contain_text("by you")
     expect(replies.last.locator(".way")).to_contain_text("trained in version 1", timeout=STEP_MS)
     expect(page.locator("#line")).to_contain_text("v1", timeout=STEP_MS)
     page.get_by_role("textbox", name="Message").fill("Thank you.")
     page.keyboard.press("Enter")
+    expect(replies).to_have_count(3)
     expect(replies.last.get_by_role("link", name="v1")).to_be_visible()
     shot(page, "real-engine")
     context.close()

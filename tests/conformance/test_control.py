@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -49,39 +50,60 @@ class Stream:
             await self.grew.wait()
 
 
+async def cut(play: Callable[[], Awaitable[list[Stream]]]) -> list[Stream]:
+    """Play until the call met all requests in their middle; on a busy machine they may have ended before it came."""
+    async with asyncio.timeout(120):
+        while True:
+            streams = await play()
+            finishes = [stream.finish["type"] for stream in streams]
+            assert set(finishes) <= {"abort", "length"}
+            if "length" not in finishes:
+                return streams
+            assert all(len(s.tokens) == LONG for s in streams if s.finish["type"] == "length")
+
+
 async def test_an_abort_answers_at_once_with_what_there_is(http):
-    stream = Stream()
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        tasks.create_task(stream.read(http, request("to-abort")))
-        await stream.has_tokens(3)
-        assert (await http.post("/abort_request", json={"rid": "to-abort"})).status_code == 200
-    assert stream.finish["type"] == "abort"
+    async def play() -> list[Stream]:
+        stream = Stream()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stream.read(http, request("to-abort")))
+            await stream.has_tokens(3)
+            assert (await http.post("/abort_request", json={"rid": "to-abort"})).status_code == 200
+        return [stream]
+
+    (stream,) = await cut(play)
     assert 0 < len(stream.tokens) < LONG
     assert [entry[1] for entry in stream.log_probs] == stream.tokens
 
 
 async def test_an_abort_of_one_leaves_the_others(http):
-    kept, cut = Stream(), Stream()
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        tasks.create_task(kept.read(http, request("kept")))
-        tasks.create_task(cut.read(http, request("cut")))
-        await cut.has_tokens()
-        await kept.has_tokens()
-        await http.post("/abort_request", json={"rid": "cut"})
-    assert cut.finish["type"] == "abort"
-    assert kept.finish["type"] == "length"
-    assert len(kept.tokens) == LONG
+    async def play() -> list[Stream]:
+        kept, one = Stream(), Stream()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kept.read(http, request("kept")))
+            tasks.create_task(one.read(http, request("cut")))
+            await one.has_tokens()
+            await kept.has_tokens()
+            await http.post("/abort_request", json={"rid": "cut"})
+        assert kept.finish["type"] == "length"
+        assert len(kept.tokens) == LONG
+        return [one]
+
+    await cut(play)
 
 
 async def test_abort_all_ends_everything(http):
-    streams = [Stream() for _ in range(3)]
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        for index, stream in enumerate(streams):
-            tasks.create_task(stream.read(http, request(f"all-{index}")))
-        for stream in streams:
-            await stream.has_tokens()
-        await http.post("/abort_request", json={"abort_all": True})
-    assert [stream.finish["type"] for stream in streams] == ["abort"] * 3
+    async def play() -> list[Stream]:
+        streams = [Stream() for _ in range(3)]
+        async with asyncio.TaskGroup() as tasks:
+            for index, stream in enumerate(streams):
+                tasks.create_task(stream.read(http, request(f"all-{index}")))
+            for stream in streams:
+                await stream.has_tokens()
+            await http.post("/abort_request", json={"abort_all": True})
+        return streams
+
+    await cut(play)
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -110,12 +132,16 @@ async def test_a_paused_request_goes_on_where_it_stood(http, mode):
 
 
 async def test_pause_abort_ends_what_runs(http):
-    stream = Stream()
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        tasks.create_task(stream.read(http, request("pause-abort")))
-        await stream.has_tokens()
-        assert (await http.post("/pause_generation", json={"mode": "abort"})).status_code == 200
-    assert stream.finish["type"] == "abort"
+    async def play() -> list[Stream]:
+        stream = Stream()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stream.read(http, request("pause-abort")))
+            await stream.has_tokens()
+            assert (await http.post("/pause_generation", json={"mode": "abort"})).status_code == 200
+        await http.post("/continue_generation", json={})
+        return [stream]
+
+    await cut(play)
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
@@ -136,16 +162,23 @@ async def test_a_request_that_arrives_while_paused_waits(http, mode):
 
 
 async def test_flush_is_refused_while_anything_runs(http):
-    stream = Stream()
-    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
-        tasks.create_task(stream.read(http, request("busy")))
-        await stream.has_tokens()
-        assert (await http.get("/flush_cache")).status_code == 400
-        await http.post("/pause_generation", json={"mode": "retract"})
-        assert (await http.post("/flush_cache")).status_code == 400  # a retracted request is queued
-        await http.post("/abort_request", json={"abort_all": True})
-        assert await _eventually_flushed(http)
-        await http.post("/continue_generation", json={})
+    refused: list[bool] = []
+
+    async def play() -> list[Stream]:
+        stream = Stream()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stream.read(http, request("busy")))
+            await stream.has_tokens()
+            refused[:] = [(await http.get("/flush_cache")).status_code == 400]
+            await http.post("/pause_generation", json={"mode": "retract"})
+            refused.append((await http.post("/flush_cache")).status_code == 400)  # a retracted request is queued
+            await http.post("/abort_request", json={"abort_all": True})
+            assert await _eventually_flushed(http)
+            await http.post("/continue_generation", json={})
+        return [stream]
+
+    await cut(play)
+    assert refused == [True, True]
 
 
 async def test_flush_forgets_prefixes(http):
@@ -174,7 +207,8 @@ async def test_a_client_that_does_not_stream_and_goes_away_ends_its_request(http
         async with httpx.AsyncClient(base_url=served.url) as client:
             asking = asyncio.ensure_future(client.post("/generate", json=body))
             while (await http.post("/flush_cache")).status_code == 200:
-                assert not asking.done()
+                if asking.done():  # it ran to its end between two looks
+                    asking = asyncio.ensure_future(client.post("/generate", json=body))
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
         assert await _eventually_flushed(http)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ports import free_port
 
 from openclaw_rl.server.api.app import Door
 from openclaw_rl.settings import ServerSettings
@@ -42,10 +43,10 @@ def loading() -> Iterator[str]:
 
 
 @pytest.fixture
-def absent() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    return url  # nobody listens there
+def absent() -> Iterator[str]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"  # nobody listens there, and nobody else will
 
 
 @pytest.mark.parametrize(("engine", "why"), [("absent", "does not answer"), ("loading", "/health answers 503")])
@@ -54,8 +55,7 @@ def test_a_server_whose_engine_is_not_up_answers_at_once_and_says_why(
 ) -> None:
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"")  # the engine's: this process reads the tokenizer alone
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(tmp_path / "data"), "--port", str(port)]
     argv += ["--engine", "url", "--set", f"engine.url={request.getfixturevalue(engine)}", "--model", str(folder)]
     argv += ["--set", "trainer.kind=external", "--set", "log_format=json"]

@@ -13,7 +13,7 @@ from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.testing.running_server import RunningServer, running_stub
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 
 KEY = {"Authorization": "Bearer sk-test"}
 ARGUMENTS = (
@@ -31,8 +31,12 @@ class Harness:
         self.history: list[Any] = [{"role": "system", "content": "You act."}, {"role": "user", "content": task}]
 
     def act(self, observation: str, *, max_tokens: int = 6, keeps_reply: bool = True) -> str:
-        """Ask for an action; the next request will bring the observation. Return the turn's id."""
+        """Ask for an action; the next request will bring the observation. Return the turn's id.
+
+        A reply of one token is cut, whatever the model samples.
+        """
         body = {"model": "policy", "messages": self.history, "max_tokens": max_tokens, "temperature": 1}
+        body["ignore_eos"] = max_tokens == 1
         base_url = f"{self.server.url}/v1/episodes/{self.name}/v1"
         reply = httpx.post(f"{base_url}/chat/completions", json=body, headers=KEY, timeout=300)
         assert reply.status_code == 200, reply.text

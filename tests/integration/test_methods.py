@@ -20,11 +20,11 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 CORRECTION = "No lists please, one short sentence only."
 
 
-def chat(server: RunningServer, number: int, following: str) -> str:
-    """Chat one turn and the user's answer to it; return the turn's id."""
+def chat(server: RunningServer, number: int, following: str, *, is_long: bool = False) -> str:
+    """Chat one turn and the user's answer to it; return the turn's id. is_long: no token ends the reply."""
     headers = {"X-Session-Id": f"s{number}"}
     messages = [{"role": "user", "content": f"Give me three tips to sleep better, please, number {number}."}]
-    body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 16}
+    body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": 16, "ignore_eos": is_long}
     url = f"{server.url}/v1/chat/completions"
     reply = httpx.post(url, json=body, headers=headers, timeout=300).json()
     message = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
@@ -44,7 +44,7 @@ def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path:
     settings += ["--set", f"model.path={short_model}", "--set", "trainer.nice=0", "--set", "practice.enabled=false"]
     with RunningServer(tmp_path / "data", settings) as learner:
         answers = [CORRECTION, "Thanks, that is perfect!" if method == "combine" else f"{CORRECTION} Shorter."]
-        ids = [chat(learner, number, answer) for number, answer in enumerate(answers)]
+        ids = [chat(learner, number, answer, is_long=True) for number, answer in enumerate(answers)]
         status = learner.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
         corrected, other = (learner.admin("GET", f"/v1/turns/{turn_id}") for turn_id in ids)
         assert [corrected["trained_in"], other["trained_in"]] == [1, 1]
@@ -64,7 +64,7 @@ def test_a_correction_becomes_a_new_version(method: str, teacher: str, tmp_path:
             assert [corrected["sample"]["reward"], other["sample"]["reward"]] == [None, None]
             assert status["scoring"]["counts"] == {"hindsight_scored": 2}
             assert len(list((tmp_path / "data" / "versions").glob("*/ema/adapter_model.safetensors"))) == 1
-            later = learner.wait_for_turn(chat(learner, 9, CORRECTION), "sampled", 120)
+            later = learner.wait_for_turn(chat(learner, 9, CORRECTION, is_long=True), "sampled", 120)
             assert later["sample"]["scored_version"] == 1
             assert max(map(abs, gap(later))) > 0.05
         assert status["problems"] == []

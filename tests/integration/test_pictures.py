@@ -17,8 +17,6 @@ from vision_engine import VisionEngine, running_vision_engine
 from gpu.vision_model import vision_model
 from openclaw_rl.testing.running_server import RunningServer
 
-pytestmark = pytest.mark.timeout(280)
-
 GOOD, BAD = picture_file(32, 24, shade=3), picture_file(40, 40, shade=200)
 SETTINGS = {
     "engine.kind": "url",

@@ -82,6 +82,7 @@ def test_a_trained_version_answers_alike_on_each_engine(urls: list[str], short_m
                     [{"role": "user", "content": "Say a word."}],
                     f"side {len(before)} {n} {before}",
                     temperature=0,
+                    ignore_eos=True,
                     logprobs=True,
                     turn_type="side",
                 )

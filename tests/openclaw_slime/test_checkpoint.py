@@ -38,7 +38,7 @@ def run(path: str, folder: Path, ranks: int, kind: str, *flags: str) -> list[sub
         for rank in range(ranks)
     ]
     try:
-        said = [(child, *child.communicate(timeout=250)) for child in started]
+        said = [(child, *child.communicate(timeout=550)) for child in started]
     finally:
         for child in started:
             child.kill()

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ports import free_port
 
 from gpu import guided_teacher, practice_load
 from gpu.engine_process import EngineProcess, embedded_command
 from gpu.host import ROOT
 from gpu.server_files import audit, set_flags
-from openclaw_rl.processes.command import free_port
 from openclaw_rl.testing.running_server import RunningServer
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from openclaw_rl.errors import SettingsError
 from openclaw_slime import processes
@@ -20,13 +21,13 @@ TOYS = """
 import http.server, json, os, signal, sys, time
 from pathlib import Path
 kind, folder = sys.argv[1], Path(sys.argv[2])
-with (folder / "events").open("a") as file:
-    file.write(f"{kind} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 def leave(*_):
     with (folder / "events").open("a") as file:
         file.write(f"{kind} stopped\\n")
     sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGTERM, leave)  # before the word that lets a test stop it
+with (folder / "events").open("a") as file:
+    file.write(f"{kind} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 if kind == "server":
     (folder / "run").mkdir(exist_ok=True)
     (folder / "run" / "server.json").write_text("{}")
@@ -89,12 +90,6 @@ while True:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "node_toys.py").write_text(TOYS)
@@ -116,7 +111,7 @@ exec(sys.argv[1])
 """
 
 
-def stopped_after(launch: "subprocess.Popen[str]", has_happened: Callable[[], bool]) -> str:
+def stopped_after(launch: "subprocess.Popen[str]", has_happened: Callable[[], object]) -> str:
     """Wait for the event, send SIGTERM, and return what the launcher said. It must end with 0."""
     end = time.monotonic() + 120
     while not has_happened():
@@ -194,7 +189,10 @@ sys.exit(processes.run(None, command("mortal", port={free_port()}), command("loo
     launch = subprocess.Popen([sys.executable, "-c", LAUNCH, code], stderr=subprocess.PIPE, text=True, env=os.environ)
     events, reports = toys / "events", toys / "reports"
     said = stopped_after(
-        launch, lambda: events.exists() and events.read_text().count("mortal") >= 2 and reports.exists()
+        launch,
+        lambda: (
+            events.exists() and events.read_text().count("mortal") >= 2 and reports.exists() and reports.read_text()
+        ),
     )
     assert "mortal ended with -9" in said
     path, key, body = json.loads(reports.read_text().splitlines()[0])

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from openclaw_slime import processes
 from openclaw_slime.checkpoints import Checkpoints
@@ -23,8 +23,7 @@ def test_the_run_goes_on_from_the_checkpoint_that_is_on_disk(tmp_path: Path, mon
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
     monkeypatch.setattr(processes, "FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(processes, "POLL_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     server, driver = (
         Command(kind, sys.executable, "toy_processes", (kind, str(tmp_path)), port=port)
         for kind in ("server", "driver")

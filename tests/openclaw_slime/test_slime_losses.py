@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_those_of_plain_torch_and_of_slime(
         subprocess.Popen(a, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for a in argv
     ]
     try:
-        answers = [rank.communicate(timeout=250) for rank in ranks]
+        answers = [rank.communicate(timeout=550) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -21,7 +21,7 @@ MODULES = {
 def shell(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     argv = [str(ROOT / words[0]), *words[1:]]
-    return subprocess.run(argv, env=os.environ | {"PATH": path}, cwd=cwd, capture_output=True, text=True, timeout=240)
+    return subprocess.run(argv, env=os.environ | {"PATH": path}, cwd=cwd, capture_output=True, text=True, timeout=550)
 
 
 @pytest.mark.parametrize("module", [f"{package}.{name}" for package, names in MODULES.items() for name in names])

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import httpx
+from ports import free_port
 
 _START_S = 120.0
 _HOLDING = Path(__file__).with_name("holding_stub.py")
@@ -20,7 +21,7 @@ class EngineProcess:
         """hold: replies stand still while this file exists (`holding_stub`)."""
         folder.mkdir(parents=True)
         self._program = ["-m", "openclaw_rl.testing"] if hold is None else [str(_HOLDING), str(hold)]
-        self._where, self._flags, self._port = folder / "engine.json", flags, 0
+        self._where, self._flags, self._port = folder / "engine.json", flags, free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
@@ -42,7 +43,6 @@ class EngineProcess:
                 raise RuntimeError("the stub engine did not start")
             time.sleep(0.02)
         self.url = str(json.loads(self._where.read_text())["url"])
-        self._port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> None:
         """Send SIGKILL and wait."""

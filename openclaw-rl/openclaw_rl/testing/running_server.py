@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import httpx
 
-_STUB_START_S = 60.0
+_STUB_START_S = 300.0
 
 
 @contextmanager

@@ -123,6 +123,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.timeout(900)
 def test_a_runner_that_is_killed_twenty_times_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     fake, dice = FakeEpisodes(), random.Random(0)
     with served(fake) as url:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes_below import lives
 from structlog.testing import capture_logs
 from waiting import until
 
@@ -25,15 +26,6 @@ def module(folder: Path, source: str = CHILD) -> str:
 
 def pids(file: Path) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie whose parent is gone is reaped by init in a moment; it is not alive.
-    return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
 
 
 async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) -> None:
@@ -56,7 +48,7 @@ async def test_a_killed_child_is_started_again_and_stop_ends_it(tmp_path: Path) 
             await until(lambda: child.status().pid == pids(seen)[1])
             await child.stop()
             await task
-        assert not is_alive(pids(seen)[1])
+        assert not lives(pids(seen)[1])
     finally:
         del os.environ["PYTHONPATH"]
 
@@ -122,11 +114,11 @@ async def test_a_child_leaves_when_its_parent_is_killed(tmp_path: Path) -> None:
         await until(lambda: len(pids(seen)) == 1)
         parent.kill()
         parent.wait()
-        await until(lambda: not is_alive(pids(seen)[0]))
+        await until(lambda: not lives(pids(seen)[0]))
     finally:
         parent.kill()
         for pid in pids(seen):
-            if is_alive(pid):
+            if lives(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -178,7 +170,7 @@ async def test_what_a_killed_child_left_behind_is_ended_too(tmp_path: Path) -> N
             await until(lambda: seen.exists() and seen.read_text().count("\n") == 1)
             own, worker = map(int, seen.read_text().split())
             os.kill(own, signal.SIGKILL)
-            await until(lambda: not is_alive(worker))
+            await until(lambda: not lives(worker))
             task.cancel()
     finally:
         del os.environ["PYTHONPATH"]

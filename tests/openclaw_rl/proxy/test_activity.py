@@ -38,7 +38,7 @@ async def test_whoever_waits_for_a_chat_hears_of_it():
     await asyncio.sleep(0)
     assert not waiting.done()
     activity.begin()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 120)
     await activity.begins()  # at once while one runs
     activity.end()
 

@@ -27,12 +27,13 @@ class World:
         self.engine = FakeEngine(pacing=Pacing(tokens_per_s=SLOW))
         self.serving = VersionAdmission(hold_s=120)
         self.serving.switch(0, None)
+        self.begun: dict[int, Generation] = {}
         self.swapper = FullWeightSwap(
             self.engine, self.serving, drain_s=drain_s, call_timeout_s=call_timeout_s, push_timeout_s=120
         )
 
     async def chat(self, number: int, *, tokens: int = 60, json_schema: str | None = None) -> Sampled:
-        running = Generation(
+        running = self.begun[number] = Generation(
             self.engine,
             self.serving,
             rid=f"r{number}",
@@ -61,9 +62,8 @@ async def chats(world: World, n: int, **fields: object) -> AsyncIterator[list[as
     """`n` chats in the middle of their replies, where they stay for seconds; behind the block they end soon."""
     tasks = [asyncio.create_task(world.chat(k, **fields)) for k in range(n)]  # type: ignore[arg-type]
     async with asyncio.timeout(120):
-        while world.engine.running < n:
+        while len(world.begun) < n or not all(running.sampled.ids for running in world.begun.values()):
             await asyncio.sleep(0.002)
-        await asyncio.sleep(1.5 / SLOW)  # a token of each
     yield tasks
     world.engine.pacing.tokens_per_s = FAST
 

@@ -233,10 +233,16 @@ async def test_what_a_pin_brings_back_is_not_unloaded_under_it(world: World) -> 
         await publish(world, second)
         swap = world.publisher._swap
         await swap.acquire()
+
+    async def waits(count: int) -> None:
+        async with asyncio.timeout(120):
+            while len(swap._waiters or ()) < count:
+                await asyncio.sleep(0.001)
+
     pinning = asyncio.create_task(world.publisher.pin(first))
-    await asyncio.sleep(0.02)  # it waits for the swap at hand
+    await waits(1)  # for the swap at hand
     unloading = asyncio.create_task(world.publisher._retire_idle())
-    await asyncio.sleep(0.02)  # and this waits behind it
+    await waits(2)  # behind the pin
     swap.release()
     await asyncio.gather(pinning, unloading)
     assert world.serving.current == first

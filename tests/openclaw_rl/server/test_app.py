@@ -111,7 +111,7 @@ async def test_a_judge_that_writes_for_ever_holds_up_no_other_kind(
     """A generation never holds a slot of the teacher, and hints never hold a slot of the verdicts."""
     engine = JudgingEngine(hangs)
     settings = load(None, OWN_JUDGE | {"engine.max_running": max_running}, {})
-    async with asyncio.timeout(20), workers(ledger, engine, settings) as events:
+    async with asyncio.timeout(120), workers(ledger, engine, settings) as events:
         await paired(ledger, SLOW)
         events.paired.set()
         await engine.hanging.wait()

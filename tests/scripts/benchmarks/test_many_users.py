@@ -11,8 +11,6 @@ import pytest
 from benchmarks import many_users
 from benchmarks.many_users import People
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_a_short_run_finds_no_foreign_reply_and_no_refusal(tmp_path: Path) -> None:
     options = argparse.Namespace(users=7, at_once=4, loaded=2, minutes=0.03, tokens=6, alone=14, embedded=False, seed=0)

@@ -8,7 +8,6 @@ import pytest
 from e2e import own_wishes as script
 
 
-@pytest.mark.timeout(300)
 def test_a_model_that_learns_nothing_is_told_apart_and_the_other_user_is_the_base(
     short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

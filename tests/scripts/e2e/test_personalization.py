@@ -8,7 +8,6 @@ from e2e import personalization as script
 from openclaw_rl.offline import personalization
 
 
-@pytest.mark.timeout(300)
 def test_each_run_has_a_server_of_its_own_and_no_run_is_made_twice(
     short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

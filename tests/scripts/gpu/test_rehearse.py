@@ -60,7 +60,7 @@ def check(name: str, work: Path, *words: str, **environ: str) -> str:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"PATH": path, "WORK": str(work), "OUT": str(work / "out")} | environ
     argv = ["bash", str(ROOT / "scripts" / "gpu" / f"{name}.sh"), "--tiny", *words]
-    done = subprocess.run(argv, env=environment, cwd=work, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(argv, env=environment, cwd=work, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout.splitlines()[-1]
 

@@ -120,9 +120,9 @@ def _folder(wanted: Path | None) -> tuple[Path, int]:
             reasons.append(f"other users cannot pass through {closed}" + (f" to {place}" if closed != place else ""))
         else:
             _clear(place)
-            made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-            lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))  # from `_clear`, until it is locked
+            lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            made.chmod(0o711)
-            return made, lock
+            hidden.chmod(0o711)
+            return hidden.rename(place / hidden.name[1:]), lock
     raise SandboxFault(f"{' and '.join(reasons)}; sandbox.folder names another folder")

@@ -146,7 +146,8 @@ export function show(root, { path: [id], signal, go }) {
       put(parts.thought, h("summary", {}, node.text ? "Thoughts" : "Thinking…"), h("div", { class: "soft pre" }, node.thought));
       parts.thought.open = isOpen;
     }
-    put(parts.text, render(node.text));
+    const isEmpty = !node.text.trim() && !node.thought && !node.isRunning && !node.isStopped && !node.error;
+    put(parts.text, isEmpty ? h("p", { class: "soft" }, "(empty reply)") : render(node.text));
   }
 
   function finish(node, parts) {

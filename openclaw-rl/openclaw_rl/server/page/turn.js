@@ -19,10 +19,11 @@ const WAITS = ["served", "paired", "judged", "sampled"];
 export function show(root, { path: [id], signal, go }) {
   const facts = h("div", {}), content = h("div", {}), tokens = h("section", {});
   put(root, h("header", { class: "head" }, h("a", { href: "#/turns", class: "back" }, "‹ Turns"), h("h1", {}, "One turn")), facts, content, tokens);
-  let shown = "";
+  let shown = "", looks = 0;
   const path = `v1/turns/${encodeURIComponent(id)}`;
 
   async function look() {
+    const mine = (looks += 1);
     let mark, record;
     try {
       mark = await asReader(`${path}/state`, { signal });
@@ -32,6 +33,7 @@ export function show(root, { path: [id], signal, go }) {
       if (error.status !== 404) throw error;
       throw Object.assign(new Error("There is no such turn: it was forgotten, or it is another user's."), { isFinal: true });
     }
+    if (mine !== looks) return; // a newer look is under way: this answer may be from before an act
     shown = JSON.stringify(mark);
     put(facts, told(record, mark), acts(record, mark));
     put(content, record.request.messages.length > 1 && earlier(record.request.messages.slice(0, -1)),

@@ -15,14 +15,16 @@ export function show(root, { path: [wanted], signal, go }) {
   const acts = h("div", {}), body = h("div", {}), compare = h("div", {}), whose = h("div", {});
   put(root, h("header", { class: "head" }, wanted === undefined ? null : h("a", { href: "#/versions", class: "back" }, "‹ Versions"),
     h("h1", {}, wanted === undefined ? "Versions" : `Version ${wanted}`), wanted === undefined && whose), acts, body, compare);
-  let shown = "", comparable = "", isOwn = false, isListed = false;
+  let shown = "", comparable = "", isOwn = false, isListed = false, looks = 0;
 
   async function look() {
+    const mine = (looks += 1);
     const own = await ownPolicy(signal);
     isOwn = own !== null;
     const [status, history] = own ? [own, own] : await Promise.all([
       asAdmin(`v1/admin/status${ofChosen()}`, { signal }), asAdmin(`v1/admin/history${ofChosen({ verdicts: 1 })}`, { signal })]);
     if (!isListed) { isListed = true; await choice(whose, signal); }
+    if (mine !== looks) return; // a newer look is under way: this answer may be from before an act
     const versions = [...history.versions].reverse();
     const now = JSON.stringify([status.serving, status.pinned, status.learning, status.waiting, versions.map((one) => [one.weight_version, one.state, one.metrics, one.batch])]);
     if (now === shown) return;

@@ -11,10 +11,12 @@ export function show(root, { path: [wanted], signal }) {
   const list = h("ul", { class: "cards" });
   put(root, h("header", { class: "head" }, h("h1", {}, "Wishes"),
     h("p", { class: "soft" }, "A correction in your own words becomes a wish. While nobody chats, the model practises it.")), list);
-  let shown = "", isFirst = true;
+  let shown = "", isFirst = true, looks = 0;
 
   async function look() {
+    const mine = (looks += 1);
     const { wishes } = await asUser("v1/wishes", { signal });
+    if (mine !== looks) return; // a newer look is under way: this answer may be from before an act
     const now = JSON.stringify(wishes);
     if (now === shown) return;
     shown = now;

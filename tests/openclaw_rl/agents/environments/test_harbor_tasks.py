@@ -125,9 +125,9 @@ async def test_what_the_agent_left_does_not_score_itself(cheat: str, tmp_path: P
     task = HarborTask.read(folder)
     async with sandboxes.sandbox(task.definition.profile(with_containers=False)) as sandbox:
         await sandbox.run(cheat)
-        assert await task.score(sandbox, 20) == 0.0
+        assert await task.score(sandbox, 120) == 0.0
         await sandbox.run("touch done")
-        assert await task.score(sandbox, 20) == 1.0
+        assert await task.score(sandbox, 120) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ async def test_tests_that_fail_are_the_environments_fault(
     task = HarborTask.read(folder)
     async with sandboxes.sandbox(task.definition.profile(with_containers=False)) as sandbox:
         with pytest.raises(EnvironmentFault, match=words):
-            await task.score(sandbox, 1)
+            await task.score(sandbox, 1 if tests == "sleep 100" else 120)

@@ -141,7 +141,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.syspath_prepend(root.parent)
     monkeypatch.setattr(bfcl, "_WORLD", world)
-    monkeypatch.setattr(bfcl, "_CALL_S", 3.0)
     return root
 
 
@@ -163,7 +162,6 @@ async def test_bfcl_passes_when_every_turn_is_right(package: Path, play: Play) -
         ((calling(("__import__('os').system", {})), "Made."), 0),
         ((calling(("_load_scenario", {"config": {"names": ["a", "z"]}})), "Made."), 0),
         ((calling(("touch", {"file_name": "a"})), "Made.", "No list."), 1),
-        ((calling(("hang", {})),), 0),
     ],
 )
 async def test_bfcl_fails_at_the_first_wrong_turn(
@@ -173,6 +171,13 @@ async def test_bfcl_fails_at_the_first_wrong_turn(
     found = await play(environment, whole_tasks(environment, "train")[0], script(*replies))
     assert found.reward == -1.0
     assert found.metrics["turns"] == turns
+
+
+async def test_bfcl_fails_at_a_call_that_hangs(package: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bfcl, "_CALL_S", 1.0)
+    environment = Bfcl()
+    found = await play(environment, whole_tasks(environment, "train")[0], script(calling(("hang", {}))))
+    assert found == Outcome(-1.0, {"calls": 1, "turns": 0})
 
 
 async def test_a_function_of_a_later_turn_comes_with_it(package: Path, play: Play) -> None:
