@@ -63,6 +63,9 @@ look() { # every check runs, whether or not one before it failed
 CHAOS=tests/integration/test_chaos.py
 start checks look
 checks=$!
+# In a fresh clone five workers would each compile what they import, and rewrite the asserts of every test. One process
+# does it for all, on the core that the checks leave.
+if [ ! -d tests/__pycache__ ]; then python -m pytest --collect-only --quiet >"$outputs/collected" || true; fi
 start chaos python -m pytest "$CHAOS"
 chaos=$!
 code=0

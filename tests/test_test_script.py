@@ -17,6 +17,11 @@ import os, subprocess, sys
 if sys.argv[1] == "scripts/house.py":
     print("house is over")
     sys.exit(3 if os.environ.get("FAILING") == "house" else 0)
+if "--collect-only" in sys.argv:
+    os.makedirs("tests/__pycache__", exist_ok=True)
+    with open("tests/__pycache__/collected", "a") as file:
+        file.write("collected\\n")
+    sys.exit(0)
 name = "rest" if "--ignore" in sys.argv else "chaos"
 child = subprocess.Popen(["sleep", os.environ.get("SLEEP_S", "600")])
 for which, pid in (("child", child.pid), ("pid", os.getpid())):
@@ -42,7 +47,7 @@ def hears_ctrl_c() -> None:
 
 class Script:
     def __init__(self, folder: Path) -> None:
-        self.files = folder / "files"
+        self.files, self.collected = folder / "files", folder / "tests" / "__pycache__" / "collected"
         (folder / "scripts").mkdir()
         (folder / "bin").mkdir()
         self.files.mkdir()
@@ -123,3 +128,11 @@ def test_its_exit_code_is_that_of_what_failed(script: Script, failing: str) -> N
     assert script.process.returncode == (3 if failing else 0)
     for name in ("rest", "chaos", "mypy", "lint-imports", "house"):
         assert f"{name} is over" in output
+
+
+def test_one_process_compiles_the_tests_of_a_fresh_clone(script: Script) -> None:
+    for _ in range(2):
+        script.start(SLEEP_S="0.1")
+        script.process.communicate(timeout=120)
+        assert script.process.returncode == 0
+        assert script.collected.read_text() == "collected\n"

@@ -17,11 +17,7 @@ from openclaw_rl.testing.running_server import RunningServer
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
 MADE_WITH = {"trainer.rank": 4, "trainer.alpha": 8, "trainer.target_modules": ["q_proj", "v_proj"]}
-CHANGES: dict[str, dict[str, Any]] = {
-    "trainer.rank": {"trainer.rank": 8},
-    "trainer.alpha": {"trainer.alpha": 16},
-    "trainer.target_modules": {"trainer.target_modules": ["q_proj", "k_proj"]},
-}
+CHANGED = {"trainer.rank": 8, "trainer.alpha": 16, "trainer.target_modules": ["q_proj", "k_proj"]}
 
 
 def arguments(model: Path, trainer: dict[str, Any]) -> list[str]:
@@ -55,15 +51,17 @@ def test_a_start_on_changed_settings_is_refused_by_name_and_the_old_ones_serve(
             trained_turn(server, session)
         server.wait_for("version 1 serves", lambda now: now["serving"] == 1, 300)
 
-    for name, changed in CHANGES.items():
-        argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(data_dir), "--port", "0"]
-        argv += arguments(short_model, MADE_WITH | changed)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 2, done.stderr[-2000:]
-        assert "Traceback" not in done.stderr
-        (line,) = [line for line in done.stderr.splitlines() if "would mean something else" in line]
-        assert "version 1" in line
-        assert [other for other in CHANGES if other in line] == [name]
+    argv = [sys.executable, "-m", "openclaw_rl", "serve", "--data-dir", str(data_dir), "--port", "0"]
+    done = subprocess.run(
+        [*argv, *arguments(short_model, CHANGED)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "would mean something else" in line]
+    assert "version 1" in line
+    for told in ("rank is 8, and it was made with 4", "alpha is 16, and it was made with 8"):
+        assert f"trainer.{told}" in line
+    assert "trainer.target_modules are k_proj, q_proj, and it was made with q_proj, v_proj" in line
 
     with RunningServer(data_dir, arguments(short_model, MADE_WITH)) as server:
         assert chat(server, "later", ("user", "And now?")).headers["x-weight-version"] == "1"

@@ -42,7 +42,7 @@ from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
 from openclaw_rl.ledger.snapshot import backup
 
-EXAMPLES, SEED = int(os.environ.get("FUZZ_EXAMPLES", "10")), os.environ.get("FUZZ_SEED")
+EXAMPLES, SEED = int(os.environ.get("FUZZ_EXAMPLES", "6")), os.environ.get("FUZZ_SEED")
 """Of each operation, right ones and wrong ones each; None: always the same."""
 QUICK = settings(
     max_examples=EXAMPLES,

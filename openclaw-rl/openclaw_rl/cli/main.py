@@ -35,7 +35,6 @@ from openclaw_rl.cli.options import (
 )
 from openclaw_rl.data_dir import DataDir, write_private
 from openclaw_rl.errors import OpenClawRLError
-from openclaw_rl.server.api import page as page_module
 from openclaw_rl.settings import tuned
 
 app = typer.Typer(
@@ -177,10 +176,13 @@ def page(config: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     only you can read. On another machine, open the printed address (through an SSH tunnel, because the server listens
     on loopback) and type the content of keys/admin.key.
     """
+    # With FastAPI, which would be a fifth of any other command's start.
+    from openclaw_rl.server.api.page import redirect
+
     settings = target(config, data_dir)
     data, where = DataDir.of(settings.data_dir), url_of(settings)
     file = data.run / "page.html"
-    write_private(file, page_module.redirect(where, data.secret("admin.key", settings.server.admin_key)).encode())
+    write_private(file, redirect(where, data.secret("admin.key", settings.server.admin_key)).encode())
     print(f"{where}/    (admin key: {data.keys / 'admin.key'})")
     webbrowser.open(file.as_uri())
 

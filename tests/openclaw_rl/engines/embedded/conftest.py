@@ -1,6 +1,7 @@
 """Tiny random models and adapters of several architectures, and a scheduler that a test drives by hand."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -83,17 +84,13 @@ class Tiny:
     folder: Path
     adapters: dict[str, Path]
 
-    def reference(self, adapter: str | None) -> PreTrainedModel:
-        # `eager`: transformers' other attentions drop a soft cap
-        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32, attn_implementation="eager")
-        return (PeftModel.from_pretrained(model, self.adapters[adapter]) if adapter else model).eval()
-
     def log_probs(
         self, adapter: str | None, ids: list[int], temperature: float = 1.0, *, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """log_softmax(logits / T) after every id, [len(ids), V]."""
+        model = _reference(self.folder, self.adapters[adapter] if adapter else None, dtype)
         with torch.inference_mode():
-            logits = self.reference(adapter).to(dtype)(input_ids=torch.tensor([ids])).logits[0]
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
         return (logits / temperature).log_softmax(-1)
 
     def rounding(self, adapter: str | None, ids: list[int], temperature: float = 1.0) -> float:
@@ -107,6 +104,13 @@ class Tiny:
         picked = exact.gather(-1, torch.tensor(ids[-len(log_probs) :])[:, None])[:, 0]
         error = (torch.tensor(log_probs, dtype=torch.float64) - picked).abs().max().item()
         return error / self.rounding(adapter, ids, temperature)
+
+
+@functools.cache
+def _reference(folder: Path, adapter: Path | None, dtype: torch.dtype) -> PreTrainedModel:
+    # `eager`: transformers' other attentions drop a soft cap
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return (PeftModel.from_pretrained(model, adapter) if adapter else model).eval().to(dtype)
 
 
 @pytest.fixture(scope="session")

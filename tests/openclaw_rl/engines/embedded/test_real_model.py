@@ -3,6 +3,7 @@ CPU).
 """
 
 import asyncio
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,15 @@ def adapter(resolved: ResolvedModel, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
+@pytest.fixture(scope="module")
+def adapted(resolved: ResolvedModel, adapter: Path) -> torch.nn.Module:
+    return PeftModel.from_pretrained(load_model(resolved), adapter).eval()
+
+
 @pytest.fixture
-def log_probs(base: Any, resolved: ResolvedModel, adapter: Path) -> Callable[[list[int], float, bool], torch.Tensor]:
+def log_probs(base: Any, adapted: Any) -> Callable[[list[int], float, bool], torch.Tensor]:
     def plain(ids: list[int], temperature: float, with_adapter: bool) -> torch.Tensor:
-        model = PeftModel.from_pretrained(load_model(resolved), adapter).eval() if with_adapter else base
+        model = adapted if with_adapter else base
         with torch.inference_mode():
             return (model(input_ids=torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
 
@@ -78,19 +84,16 @@ def log_probs(base: Any, resolved: ResolvedModel, adapter: Path) -> Callable[[li
 
 
 @pytest.fixture(scope="module")
-def rounding(resolved: ResolvedModel, adapter: Path, prompts: list[list[int]]) -> dict[bool, float]:
+def rounding(base: Any, adapted: Any, prompts: list[list[int]]) -> dict[bool, float]:
     """The largest difference between plain forwards in fp32 and in float64 at temperature 1, with an adapter or not."""
 
-    def table(dtype: torch.dtype, with_adapter: bool) -> torch.Tensor:
-        model: Any = load_model(resolved)
-        model = (PeftModel.from_pretrained(model, adapter).eval() if with_adapter else model).to(dtype)
+    def table(model: Any) -> torch.Tensor:
         with torch.inference_mode():
             return model(input_ids=torch.tensor([prompts[0]])).logits[0].log_softmax(-1)
 
-    types = (torch.float32, torch.float64)
     return {
-        with_adapter: float(torch.sub(*(table(dtype, with_adapter) for dtype in types)).abs().max())
-        for with_adapter in (False, True)
+        with_adapter: float((table(model) - table(copy.deepcopy(model).double())).abs().max())
+        for with_adapter, model in ((False, base), (True, adapted))
     }
 
 
