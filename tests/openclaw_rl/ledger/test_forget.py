@@ -176,7 +176,7 @@ async def test_what_others_come_to_refer_to_between_the_plan_and_the_deed_stays(
     def later(ledger, db, plan):
         question, answer = Message(role="user", content="question 1"), Message(role="assistant", content="answer 1")
         asked = make_request("late", question, user="bob", session="c", prompt=(1, 2, 3))
-        inspect.unwrap(Ledger._begin)(ledger, db, asked)
+        ledger._insert(asked, db)
         turn = make_turn("turn-late", request="running", reply=answer)
         inspect.unwrap(Ledger.finish)(ledger, db, turn, driver.key)
         inspect.unwrap(Ledger.pair)(ledger, db, before, NextState((question,)), by_request_id="side")
@@ -196,7 +196,7 @@ async def test_a_session_that_goes_on_while_it_is_planned_is_planned_anew(ledger
     def later(ledger, db, plan):
         if not seen:
             asked = make_request("more", session="mine", text="and then?")
-            inspect.unwrap(Ledger._begin)(ledger, db, asked)
+            ledger._insert(asked, db)
             inspect.unwrap(Ledger.abandon)(ledger, db, "more", DropReason.CANCELLED)
         seen.append(plan)
         return carry_out(ledger, db, plan)
