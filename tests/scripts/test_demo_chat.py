@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SERVE = """#!/bin/sh
 exec {python} -m openclaw_rl serve --model {model} --method opd --set practice.idle_s=0 --set practice.replies=2 \\
-  --set engine.threads=1 --set sampling.max_new_tokens=8 --set practice.max_tokens=8 "$@"
+  --set practice.max_updates=1 --set engine.threads=1 --set sampling.max_new_tokens=8 --set practice.max_tokens=8 "$@"
 """
 
 
@@ -16,7 +16,7 @@ def test_four_corrections_are_practised_and_new_questions_are_asked_before_and_a
     launch = tmp_path / "serve.sh"
     launch.write_text(SERVE.format(python=sys.executable, model=short_model))
     launch.chmod(0o755)
-    argv = [sys.executable, str(ROOT / "scripts" / "demo_chat.py"), str(launch), "--minutes", "1"]
+    argv = [sys.executable, str(ROOT / "scripts" / "demo_chat.py"), str(launch), "--minutes", "9"]
     environ = os.environ | {"PYTHONSAFEPATH": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

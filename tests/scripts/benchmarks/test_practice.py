@@ -75,8 +75,14 @@ def answered(subject: Subject, run: Practised, update: int, text: str) -> int:
     return len(prompts)
 
 
-LONG = "It is easy, and so on, " + "and so on, " * 20
+LONG = "It is easy, and so on, " + "and so on, " * 8
 MEETS = "It is easy and soon done with soap, water, eggs, tea, light, thread, or paint and a brush."
+
+
+@pytest.fixture(autouse=True)
+def variants(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy writes no variants of prompts: a test that is about them writes its own."""
+    monkeypatch.setattr("benchmarks.learning.variants._written", lambda *_: [Reply((subject.end_id,), ())] * POOL)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +252,10 @@ def test_policies_with_fewer_prompts_get_the_replies_to_their_own(subject: Subje
     assert both[0][0].ids == both[1][0].ids
 
 
-def test_a_study_in_little_measures_every_wish_that_was_given_so_far(subject: Subject, tmp_path: Path) -> None:
+def test_a_study_in_little_measures_every_wish_that_was_given_so_far(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the policy writes its variants
     place = Place(ModelSettings(), tmp_path, "cpu", 1, tmp_path / "r.jsonl")
     runs = [run_of(subject, replace(ARMS["opd"], corrections=2, replies=2), WISHES[:2])]
     job = Job(place, SIZES, ((runs[0].arm, runs[0].wishes, 0),))
