@@ -181,7 +181,7 @@ def shape_figures() -> list[Figure]:
         # BrowserGym and its side in a process (2), a pool of engines (4), its drains, the processes of engines (2),
         # pictures of prompts (6), headers of their files (1), a judge that sees (1), several policy engines on the node
         # (2).
-        Figure("modules of the core", len(core), 320),
+        Figure("modules of the core", len(core), 321),
         Figure(f"files past {MAX_LINES} lines", len(long_files), 0, long_files),
         Figure(f"functions with more than {MAX_PARAMETERS} parameters, but typer's", len(wide), 0, wide),
         Figure("folder circles in the core", len(circles), 0, circles),

@@ -6,6 +6,8 @@ result; `TEST_SEEDS=new` draws others, for hypothesis and for the campaigns of `
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,3 +172,12 @@ def _true_float64(model: "LlamaForCausalLM") -> None:
             norm = torch.nn.RMSNorm(module.weight.shape[0], eps=module.variance_epsilon, dtype=torch.float64)
             norm.weight = module.weight
             model.set_submodule(name, norm)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the users of sandboxes can pass through, and that no other run clears; pytest's own is closed."""
+    folder = Path(tempfile.mkdtemp(prefix="openclaw-rl-tests-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

@@ -5,9 +5,6 @@ The order and the moments follow from a seed. `KILL_SEED=…` draws others.
 """
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +12,6 @@ import pytest
 from e2e import kill_agents
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that the users of sandboxes can pass through; pytest's own is closed to them."""
-    folder = Path(tempfile.mkdtemp(prefix="openclaw-rl-kills-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_nothing_is_lost_doubled_mixed_or_left_whatever_is_killed(open_folder: Path, short_model: Path) -> None:

@@ -38,7 +38,8 @@ from typing import Self, overload
 from weakref import WeakValueDictionary
 
 from openclaw_rl.errors import AlignmentError
-from openclaw_rl.models.picture_files import Kept, PictureFault, PictureMemory, as_png, is_jpeg, scaled
+from openclaw_rl.models.picture_files import PictureFault, as_png, is_jpeg, scaled
+from openclaw_rl.models.picture_memory import Kept, PictureMemory
 from openclaw_rl.settings import PictureSettings
 from openclaw_rl.types import Ids
 from openclaw_rl.types.pictures import Picture, pictures_of

@@ -23,7 +23,8 @@ from typing import Any, Self, TypeVar
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.messages import ContentPart, Message
-from openclaw_rl.models.picture_files import PictureFault, PictureMemory, check, size_of
+from openclaw_rl.models.picture_files import PictureFault, check, size_of
+from openclaw_rl.models.picture_memory import PictureMemory
 from openclaw_rl.proxy.body import ParsedBody
 from openclaw_rl.settings import PictureSettings
 from openclaw_rl.types.pictures import PICTURE_PARTS, PLACE, Picture

@@ -28,7 +28,7 @@ from openclaw_rl.errors import EngineError, EngineGone, SettingsError
 from openclaw_rl.ledger import Identity, Ledger, LedgerLimits
 from openclaw_rl.ledger.open import InstanceLock
 from openclaw_rl.ledger.pictures import folder_of
-from openclaw_rl.models.picture_files import PictureMemory
+from openclaw_rl.models.picture_memory import PictureMemory
 from openclaw_rl.models.resolve import base_hash, model_display_name, resolve, tokenizer_folder
 from openclaw_rl.proxy.frontend import FrontEnd
 from openclaw_rl.publishing import version_folders

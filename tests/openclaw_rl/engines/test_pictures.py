@@ -13,7 +13,7 @@ from openclaw_rl.engines import event_stream, pictures, score_answers
 from openclaw_rl.engines.client import HttpEngine
 from openclaw_rl.engines.pictures import Album, PicturePrompt, PictureUrls
 from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused, PicturesRefused
-from openclaw_rl.models.picture_files import PictureMemory
+from openclaw_rl.models.picture_memory import PictureMemory
 from openclaw_rl.models.vision import Vision
 from openclaw_rl.settings import PictureSettings
 from openclaw_rl.testing import ToyPolicy

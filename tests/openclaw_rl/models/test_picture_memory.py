@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.models.picture_files import AT_ONCE, PictureMemory
+from openclaw_rl.models.picture_memory import AT_ONCE, PictureMemory
 from openclaw_rl.settings import PictureSettings
 
 PIXELS = 2**16

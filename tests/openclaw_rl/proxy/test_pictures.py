@@ -18,7 +18,7 @@ from PIL import Image
 from gpu.vision_model import vision_folder
 from openclaw_rl.engines.pictures import PicturePrompt, PictureUrls
 from openclaw_rl.messages import Message
-from openclaw_rl.models.picture_files import AT_ONCE, PictureMemory
+from openclaw_rl.models.picture_memory import AT_ONCE, PictureMemory
 from openclaw_rl.proxy import pictures as pictures_module
 from openclaw_rl.proxy.body import ParsedBody, parse_body
 from openclaw_rl.proxy.frontend import FrontEnd

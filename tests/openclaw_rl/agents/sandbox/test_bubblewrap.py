@@ -4,12 +4,10 @@ import asyncio
 import fcntl
 import os
 import pty
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -244,15 +242,6 @@ asyncio.run(main())
         os.close(terminal)
     nice = str(min(os.nice(0) + 3, 19))
     assert said.stdout.split() == [nice, nice, nice], said.stderr
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that the sandbox's user can pass through, and that no other run on this machine clears."""
-    folder = Path(tempfile.mkdtemp(prefix="openclaw-rl-bubblewrap-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 async def test_a_killed_runner_leaves_no_process_and_the_next_one_removes_its_files(open_folder: Path) -> None:
