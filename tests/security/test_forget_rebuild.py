@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from files import contents, modes
 from harness.host import Server
 from harness.model import Vocabulary
 from harness.tiny import LENIENT, tiny_settings, tiny_trainer
@@ -85,11 +86,10 @@ class Learning:
 
     def found(self, word: str, stored: Sequence[bytes] = ()) -> set[int]:
         """Return the traces that occur in a file of the server or the trainer. stored: more traces."""
-        files = [file for file in self.server.data_dir.parent.rglob("*") if file.is_file()]
+        files = contents(self.server.data_dir.parent)
         assert {"ledger.sqlite3", "server.log"} <= {file.name for file in files}
-        contents = [file.read_bytes() for file in files]
         traces = [*self.traces(word), *stored]
-        return {n for n, trace in enumerate(traces) if any(trace in content for content in contents)}
+        return {n for n, trace in enumerate(traces) if any(trace in content for content in files.values())}
 
     def stored(self, word: str) -> list[bytes]:
         """Return the contents of the text as bytes of the ledger; some are compressed."""
@@ -139,7 +139,8 @@ def test_what_was_trained_on_is_forgotten_by_the_route_and_by_the_command(learni
     assert answer["rebuilt"] == {"serving": {"policy": kept}, "waiting": 1, "folders": 2}
     assert learning.server.admin("/healthz")["weight_version"] == kept
     assert learning.found(mine, stored[mine]) == set()
-    assert not any(b"mine" in file.read_bytes() for file in learning.server.data_dir.rglob("ledger.sqlite3*"))
+    files = contents(learning.server.data_dir)
+    assert not any(b"mine" in data for file, data in files.items() if file.name.startswith("ledger.sqlite3"))
     assert TEXT in learning.found(other)
     assert len(learning.folders()) == 1
 
@@ -167,8 +168,7 @@ def test_what_was_written_since_is_private_too(learning: Learning) -> None:
     """Files under an open umask: checkpoints, the trainer's notes, and rewritten commits."""
     root = learning.server.data_dir
     assert {file.name for file in root.rglob("*")} >= {checkpoint.COMMIT_FILE, "adapter_model.safetensors"}
-    modes = {path.relative_to(root).as_posix(): path.stat().st_mode for path in (root, *root.rglob("*"))}
-    assert {name: oct(mode) for name, mode in modes.items() if mode & (stat.S_IRWXG | stat.S_IRWXO)} == {}
+    assert {name: oct(mode) for name, mode in modes(root).items() if mode & (stat.S_IRWXG | stat.S_IRWXO)} == {}
 
 
 def test_a_checkpoint_that_will_never_be_committed_goes_too(learning: Learning) -> None:

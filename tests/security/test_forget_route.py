@@ -4,11 +4,13 @@ them.
 
 import uuid
 
+from files import contents
+
 SECRET = "sk-proj-Zz12Yy34Xx56Ww78Vv90Uu12"
 
 
 def words_of(doors) -> bytes:
-    return b"".join(file.read_bytes() for file in doors.server.data_dir.rglob("*") if file.is_file())
+    return b"".join(contents(doors.server.data_dir).values())
 
 
 def test_a_forgotten_session_leaves_no_byte(keyed):

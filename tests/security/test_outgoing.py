@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 import structlog
+from files import contents
 from harness.trainer import ToyTrainer
 
 from openclaw_rl.engines.client import HttpEngine
@@ -136,7 +137,7 @@ def test_a_servers_alert_reaches_its_webhook_alone(host, tmp_path, engine_settin
             assert problems(doors) == ["alert webhook: failed once: it answered 307"]
             told = doors.ask("GET", "/healthz").text + doors.ask("GET", "/healthz", "admin").text + server.log
             told += doors.ask("GET", "/v1/admin/status", "admin").text + doors.ask("GET", "/metrics", "admin").text
-            written = b"".join(file.read_bytes() for file in server.data_dir.rglob("*") if file.is_file())
+            written = b"".join(contents(server.data_dir).values())
             assert doors.chat("ann").status_code == 200
     assert asked == [f"POST {HOOK} "] * TRIES
     assert came == []

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from files import contents
 
 from openclaw_rl.ledger.blobs import unpack_bytes
 
@@ -29,7 +30,7 @@ PERSONAL = (
 
 def written(data_dir: Path) -> bytes:
     """Return all files as they are, and the ledger's compressed contents."""
-    files = b"\n".join(file.read_bytes() for file in data_dir.rglob("*") if file.is_file())
+    files = b"\n".join(contents(data_dir).values())
     with closing(sqlite3.connect(f"{data_dir.absolute().as_uri()}/ledger.sqlite3?mode=ro", uri=True)) as db:
         return files + b"\n".join(unpack_bytes(blob) for (blob,) in db.execute("SELECT data FROM piece"))
 
