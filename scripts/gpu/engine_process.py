@@ -53,10 +53,12 @@ def start_engine(
     log: str = "engine.log",
     port: int | None = None,
     card: int | None = None,
+    names_ids: bool = False,
 ) -> tuple["EngineProcess", list[str]]:
     """Start the engine of the check on the host's model; return it, and its command line.
 
     work: folder by which later calls find it. slots: adapters served together. card: the only GPU that it sees.
+    names_ids: it scores given ids.
     """
     port = port or free_port()
     work.mkdir(exist_ok=True)
@@ -72,6 +74,7 @@ def start_engine(
             context_length=None,
             adapters=launch.Adapters(MOST_RANK, tuple(TARGETS), slots),
         )
+        command += launch.ONE_PROMPT_A_BATCH if names_ids else ()
         environ |= launch.ENVIRON
     else:
         command = embedded_command(sys.executable, work, folder=host.model, port=port)

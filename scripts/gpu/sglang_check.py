@@ -69,7 +69,7 @@ def _with_adapters(host: SglangHost, folder: Path, nats: float) -> Figures:
 
 
 def engine(host: SglangHost) -> Figures:
-    running, command = start_engine(host, host.work, slots=5)
+    running, command = start_engine(host, host.work, slots=5, names_ids=True)
     info = httpx.get(f"{running.url}/model_info").json()
     return {"start_s": running.start_s, "command": command, "model_info": info, **_gpu()}
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.sglang.launch import ENVIRON
+from openclaw_rl.engines.sglang.launch import ENVIRON, ONE_PROMPT_A_BATCH
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
 from openclaw_rl.settings import Settings, settings_class
@@ -135,7 +135,7 @@ def make_plan(
     return Plan(
         layout,
         server.data_dir,
-        _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint) if layout.prm_gpus else None,
+        _prm(layout, server, pythons, prm_checkpoint or options.hf_checkpoint, settings) if layout.prm_gpus else None,
         _server(server, pythons, values, layout),
         _driver(
             under_settings(options, settings),
@@ -214,10 +214,12 @@ def _driver(
     return Command("driver", pythons.slime, "openclaw_slime.driver", tuple(arguments), environ)
 
 
-def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: str) -> Command:
+def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: str, settings: Settings) -> Command:
     arguments = ["--model-path", checkpoint, "--host", "127.0.0.1", "--port", str(server.prm_port)]
     arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
     arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}", *server.prm_args]
+    if settings.method.scores_given_ids:
+        arguments += ONE_PROMPT_A_BATCH
     environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), **ENVIRON}
     return Command(
         "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint

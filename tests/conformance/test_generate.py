@@ -192,7 +192,7 @@ async def test_our_client_asks_for_other_ids_at_each_position(http, served, monk
     monkeypatch.setattr(score_answers, "BLOCK_VALUES", 30)
     ids, response = prompt(served, 19), prompt(served, 9, seed=1)
     wanted = [tuple(prompt(served, 4, seed=50 + t)) for t in range(len(response))]
-    engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
+    engine = HttpEngine(served.url, settings=EngineSettings())
     try:
         score = await engine.score_ids(tuple(ids), tuple(response), wanted, lora_path=None, extra_key="blocks")
         whole = await engine.score(tuple(ids), tuple(response), lora_path=None, extra_key="whole")
@@ -212,26 +212,26 @@ async def test_our_client_asks_for_other_ids_at_each_position(http, served, monk
 async def test_scores_with_tables_with_ids_and_with_neither_run_beside_each_other(http, served):
     """Practice scores all replies of an update at once: plain, over the top-k, and over given ids. Chats run beside.
 
-    (A batch of scoring calls with ids and calls without ends SGLang's scheduler: our client names an id in each.)
+    (A batch of calls with ids and calls without ends SGLang, unless it was started with `--prefill-max-requests 1`.)
     """
     cases = [(tuple(prompt(served, 30 + n, seed=n)), tuple(prompt(served, 90, seed=60 + n))) for n in range(8)]
-    engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
+    engine = HttpEngine(served.url, settings=EngineSettings())
     with_key = {"lora_path": None, "extra_key": "beside"}
     try:
         alone = [await engine.score(ids, reply, top_k=6, lora_path=None, extra_key="alone") for ids, reply in cases]
-        chats = [generate(http, body(list(ids), 8)) for ids, _ in cases]
+        chats = [generate(http, body(list(ids), 8, extra_key=f"chat {n}")) for n, (ids, _) in enumerate(cases)]
         tables = [engine.score(ids, reply, top_k=6, **with_key) for ids, reply in cases]
         given = [
             engine.score_ids(ids, reply, score.top_ids, **with_key)
             for (ids, reply), score in zip(cases, alone, strict=True)
         ]
         plain = [engine.score(ids, reply, **with_key) for ids, reply in cases]
-        mixed = [call for four in zip(plain, given, chats, tables, strict=True) for call in four]
+        mixed = [call for four in zip(given, chats, plain, tables, strict=True) for call in four]
         found = await asyncio.gather(*mixed)
     finally:
         await engine.aclose()
     for number, score in enumerate(alone):
-        unmixed, of_ids, _, table = found[4 * number : 4 * number + 4]
+        of_ids, _, unmixed, table = found[4 * number : 4 * number + 4]
         for other in (unmixed, of_ids, table):
             assert other.log_probs == pytest.approx(score.log_probs, abs=KERNEL_NOISE)
         for own, told in zip(score.top_log_probs, of_ids.top_log_probs, strict=True):

@@ -1,35 +1,35 @@
-"""A real server never mixes scoring calls with given ids and calls without on one engine: SGLang would end."""
+"""An SGLang that batches prompts would end of given ids: it is not sent any, and the server says what to do."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import pytest
-
 CORRECTION = "No, that is wrong: say it in fewer words please."
-GUIDED = {"method__name": "opd", "method__teacher": "base", "method__hint_source": "verbatim", "judge__kind": "rules"}
+COMBINED = {"method__name": "combine", "method__top_k": 1, "method__guidance": 1.0, "method__teacher": "base"}
 
 
-@pytest.mark.parametrize(("top_k", "guidance", "names"), [(1, 1.0, True), (1, 0.0, False), (0, 1.0, False)])
-@pytest.mark.parametrize("has_teacher", [True, False])
-async def test_scoring_calls_name_ids_all_or_none(
-    place: Callable[..., AbstractAsyncContextManager[Any]],
-    top_k: int,
-    guidance: float,
-    names: bool,
-    has_teacher: bool,
-) -> None:
-    settings = GUIDED | {"method__top_k": top_k, "method__guidance": guidance}
-    async with place(has_teacher=has_teacher, **settings) as here:
-        turn = await here.turn(CORRECTION, "s")
+async def test_an_engine_that_batches_prompts_is_asked_for_no_given_ids(place: Any) -> None:
+    settings = COMBINED | {"method__hint_source": "verbatim", "judge__kind": "rules"}
+    async with place(has_teacher=True, **settings) as here:
+        here.teacher.fake.server_info = {"prefill_max_requests": None}
+        turns = [await here.turn(CORRECTION, f"s{number}") for number in range(3)]
 
-        async def is_over() -> bool:
-            return (await here.state(turn))[0] not in ("paired", "judged", "running")
+        async def are_sampled() -> bool:
+            return {await here.state(turn) for turn in turns} == {("sampled", None)}
 
-        await here.until(is_over)
-        assert await here.state(turn) == ("sampled", None)
-        engines = [here.engine, here.teacher] if has_teacher else [here.engine]
-        for engine in engines:
-            scoring = [call for call in engine.fake.calls if call.logprob_start_len >= 0]
-            assert scoring
-            assert {call.token_ids_logprob is not None for call in scoring} == {names}
+        async def is_told() -> bool:
+            return any("start it with --prefill-max-requests 1" in problem for problem in await here.problems())
+
+        await here.until(are_sampled)
+        await here.until(is_told)
+        assert (await here.chat()).status_code == 200
+        assert {call.token_ids_logprob for call in here.teacher.fake.calls} <= {None}
+        for turn in turns:
+            told = await here.admin(f"/v1/turns/{turn}")
+            assert '"absent": "teacher_failed"' in told["sample"]["extra_json"]
+
+        here.teacher.fake.server_info = {"prefill_max_requests": 1}
+        turns = [await here.turn(CORRECTION, "later")]
+        await here.until(are_sampled)
+        await here.until_well()
+        told = await here.admin(f"/v1/turns/{turns[0]}")
+        assert "absent" not in told["sample"]["extra_json"]
+        assert any(call.token_ids_logprob for call in here.teacher.fake.calls)

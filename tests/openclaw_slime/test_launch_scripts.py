@@ -122,6 +122,17 @@ def test_more_words_reach_the_prms_engine():
     prm = done.stdout.partition("\nprm\n")[2].partition("\nserver\n")[0]
     assert "--attention-backend triton" in prm
     assert "--log-level 'very low'" in prm
+    assert "--prefill-max-requests" not in prm
+
+
+@pytest.mark.parametrize(("top_k", "is_set"), [("20", True), ("0", False)])
+def test_engines_that_score_given_ids_take_one_prompt_a_batch(top_k: str, is_set: bool) -> None:
+    """SGLang ends of a batch where one prompt names ids and another, a judge's or a chat's, does not."""
+    more = "--prefill-max-requests 7"
+    told = ("--dry-run", "--set", "method.guidance=1")
+    done = launch(SCRIPTS["openclaw_combine"], *told, HF_CKPT="C", TOP_K=top_k, PRM_ARGS=more)
+    prm = done.stdout.partition("\nprm\n")[2].partition("\nserver\n")[0]
+    assert prm.rstrip().endswith("--prefill-max-requests 1") is is_set, done.stderr
 
 
 @pytest.mark.parametrize(

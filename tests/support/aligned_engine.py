@@ -134,7 +134,7 @@ def serve(root: Path, model: Path, settings: ModelSettings) -> Iterator[Served]:
 @asynccontextmanager
 async def scoring(served: Served) -> AsyncIterator[ScoringTools]:
     """Version 1, the adapter, serves."""
-    engine = HttpEngine(served.url, settings=EngineSettings(), scores_ids=True)
+    engine = HttpEngine(served.url, settings=EngineSettings())
     await engine.load_adapter("policy-v1", served.adapter)
     serving = VersionAdmission(hold_s=120.0)
     serving.switch(1, "policy-v1")

@@ -16,15 +16,13 @@ SETTINGS = EngineSettings(kind="url", url="http://unused", connect_timeout_s=30,
 
 
 @asynccontextmanager
-async def served(
-    fake: FakeEngine, *, loses_adapter_count: bool = True, scores_ids: bool = True
-) -> AsyncIterator[HttpEngine]:
+async def served(fake: FakeEngine, *, loses_adapter_count: bool = True) -> AsyncIterator[HttpEngine]:
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(stub_app(fake), log_level="error", lifespan="off", access_log=False))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        engine = HttpEngine(url, settings=SETTINGS, loses_adapter_count=loses_adapter_count, scores_ids=scores_ids)
+        engine = HttpEngine(url, settings=SETTINGS, loses_adapter_count=loses_adapter_count)
         try:
             while not server.started:
                 await asyncio.sleep(0.01)
@@ -49,7 +47,7 @@ async def raw_server(answer: bytes, *, then_hang: bool = False) -> AsyncIterator
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     settings = SETTINGS.model_copy(update={"token_timeout_s": 0.2} if then_hang else {})
-    engine = HttpEngine(f"http://127.0.0.1:{port}", settings=settings, scores_ids=True)
+    engine = HttpEngine(f"http://127.0.0.1:{port}", settings=settings)
     try:
         yield engine
     finally:

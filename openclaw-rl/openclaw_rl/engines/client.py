@@ -13,10 +13,8 @@ It corrects SGLang's differences from the dialect:
   last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
 * SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
   id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
-* SGLang's scheduler dies of a prefill batch where one request names `token_ids_logprob` and another, whose log-probs
-  are wanted too, names none. So where a method scores given ids (`scores_ids`), every scoring call names one. Chats do
-  not: at each token it would cost time. A chat that SGLang retracts for want of memory is such a request; elsewhere no
-  call names ids, and none is in danger.
+* SGLang ends when a prefill batch has a request that names `token_ids_logprob` and one that names none. So ids are
+  named only to an engine that takes one prompt a batch, as `sglang.launch` starts it, or has no `/server_info`.
 * Where SGLang makes logits in slices, a table of such a batch may be another request's. A table that disagrees with the
   token's own log-prob is an AlignmentError.
 """
@@ -56,6 +54,7 @@ from openclaw_rl.engines.score_answers import (
     SAME_PASS,
     aligned,
     check_length,
+    check_takes_ids,
     id_blocks,
     is_table_of,
     rows_of,
@@ -83,17 +82,14 @@ class HttpEngine:
         *,
         settings: EngineSettings,
         loses_adapter_count: bool = False,
-        scores_ids: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        """loses_adapter_count: the engine's kind says so (`EngineKind`). scores_ids: a client of this engine calls
-        `score_ids`.
-        """
+        """loses_adapter_count: the engine's kind says so (`EngineKind`)."""
         self.url = url.rstrip("/")
         self._album: Album | None = None
         self._settings = settings
         self._loses_adapter_count = loses_adapter_count
-        self._scores_ids = scores_ids
+        self._takes_ids = False
         self._miscounted: set[str] = set()
         """Adapters that must stay loaded: an unload could wait forever."""
         self._generate = Connections(f"{self.url}/generate", connect_s=settings.connect_timeout_s)
@@ -196,8 +192,7 @@ class HttpEngine:
     ) -> Score:
         shown = await self._shown(prompt_ids)
         asked = scoring_request(prompt_ids, response_ids, lora_path=lora_path, extra_key=extra_key, shown=shown)
-        named = [prompt_ids[-1]] if self._scores_ids else None  # any that is there
-        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k, "token_ids_logprob": named}))
+        reply = await self.generate(asked.model_copy(update={"top_logprobs_num": top_k}))
         meta = reply.meta_info
         if shown is not None:
             check_length(reply, len(prompt_ids) + len(response_ids))
@@ -219,8 +214,8 @@ class HttpEngine:
     async def score_ids(
         self, prompt_ids: Ids, response_ids: Ids, ids: Sequence[Ids], *, lora_path: str | None, extra_key: str | None
     ) -> Score:
-        if not self._scores_ids:
-            raise RuntimeError("this client was made without scores_ids: SGLang could die of the mixed batch")
+        if not self._takes_ids:
+            await self._ask_for_ids()
         # The dialect takes one list of ids for all positions, so the response is scored in blocks. The blocks after the
         # first find their prefix in the engine's cache.
         log_probs: list[float] = []
@@ -243,6 +238,14 @@ class HttpEngine:
             log_probs += own
             table += [row[:-1] for row in rows]
         return Score(tuple(log_probs), top_log_probs=tuple(table), top_ids=tuple(ids))
+
+    async def _ask_for_ids(self) -> None:
+        try:
+            check_takes_ids(await self._call("GET", "/server_info", None))
+        except EngineRefused as error:
+            if error.status != 404:
+                raise
+        self._takes_ids = True
 
     async def _shown(self, prompt_ids: Ids) -> PicturePrompt | None:
         """Return a prompt with pictures as the engine gets it; None for a text."""
@@ -319,6 +322,7 @@ class HttpEngine:
         try:
             reply = await self._client.request(method, f"{self.url}{path}", content=content, headers=headers)
         except httpx.HTTPError as error:
+            self._takes_ids = False
             raise EngineGone(f"{path}: {error!r}") from error
         if 400 <= reply.status_code < 500:
             raise EngineRefused(error_message(reply.content), status=reply.status_code)

@@ -3,13 +3,14 @@
 An answer is checked against the ids that were sent. Another reply's numbers are an AlignmentError, never a term.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND
 from openclaw_rl.engines.dialect import EngineSampling, GenerateReply, GenerateRequest, TokenLogProb, storable
 from openclaw_rl.engines.pictures import PicturePrompt
-from openclaw_rl.errors import AlignmentError
+from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineRefused
 from openclaw_rl.types import Ids, LogProbs
 
 BLOCK_VALUES = 4096
@@ -73,6 +74,18 @@ def check_length(reply: GenerateReply, tokens: int) -> None:
     """Raise AlignmentError if the engine counts other tokens of a prompt with pictures: it saw another prompt."""
     if (counted := reply.meta_info.prompt_tokens) != tokens:
         raise AlignmentError(f"the engine reads {counted} tokens where the prompt with its pictures has {tokens}")
+
+
+def check_takes_ids(server_info: bytes) -> None:
+    """Raise EngineRefused if an SGLang of these settings ends when ids are named beside another prompt."""
+    try:
+        told = json.loads(server_info)
+    except ValueError as error:
+        raise EngineFaulty(f"/server_info: {error}") from error
+    if isinstance(told, dict) and told.get("prefill_max_requests", 1) != 1:
+        flag = "--prefill-max-requests 1"
+        reason = f"given ids need an SGLang that takes one prompt a batch: start it with {flag}"
+        raise EngineRefused(reason, status=400)
 
 
 def rows_of(entries: list[list[TokenLogProb] | None] | None, ids: Sequence[Ids]) -> list[LogProbs]:

@@ -10,13 +10,13 @@ class UrlKind(EngineKind):
     def findings(self, settings: Settings) -> Iterator[Finding]:
         for url in settings.engine.urls or (settings.engine.url,):
             yield Finding("engine", "ok", f"at {url}; it is asked when the server starts")
-        # The server cannot see who else asks the engine, so these lines name what others would meet there.
         if settings.method.scores_given_ids:
             yield Finding(
                 "engine",
                 "differs",
-                "a guided top-k scores given ids: SGLang ends when another program scores prompts on it meanwhile",
+                "a guided top-k scores given ids: SGLang must be started with --prefill-max-requests 1",
             )
+        # The server cannot see who else asks the engine, so the line names what others would meet there.
         if settings.training.enabled and settings.training.weights == "full":
             yield Finding(
                 "engine", "differs", "full weights: each new version cuts the requests of other programs on this engine"

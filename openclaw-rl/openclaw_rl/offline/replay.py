@@ -118,7 +118,7 @@ async def scoring_tools(settings: Settings, frontend: FrontEnd, cache: Path) -> 
         asyncio.TaskGroup() as tasks,
     ):
         running = None if child is None else tasks.create_task(child.run(), name="engine")
-        engine = HttpEngine(url, settings=settings.engine, scores_ids=settings.method.scores_given_ids)
+        engine = HttpEngine(url, settings=settings.engine)
         if frontend.vision is not None and load_kind(settings.engine.kind).takes_pictures:
             pictures = folder_of(DataDir.of(settings.data_dir).ledger)
             engine.show(Album(pictures, frontend.vision.placeholder))

@@ -271,7 +271,7 @@ def start_judging(
 def _base_engine(url: str | None, settings: Settings, stack: AsyncExitStack, album: Album | None) -> HttpEngine | None:
     if url is None:
         return None
-    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url), scores_ids=settings.method.scores_given_ids)
+    engine = HttpEngine(url, settings=EngineSettings(kind="url", url=url))
     if album is not None:
         engine.show(album)
     stack.push_async_callback(engine.aclose)

@@ -39,12 +39,7 @@ async def open_engine(
     The end of an engine that is alone sets `engine_exited`. Raises SettingsError.
     """
     kind = load_kind(settings.engine.kind)
-    client = partial(
-        HttpEngine,
-        settings=settings.engine,
-        loses_adapter_count=kind.loses_adapter_count,
-        scores_ids=settings.method.scores_given_ids,
-    )
+    client = partial(HttpEngine, settings=settings.engine, loses_adapter_count=kind.loses_adapter_count)
     if settings.engine.urls:
         return _pool([client(url) for url in settings.engine.urls], settings)
     if settings.engine.replicas > 1:

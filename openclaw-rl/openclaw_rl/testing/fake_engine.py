@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -72,6 +72,7 @@ class FakeEngine:
         """Name → seed of each loaded adapter."""
         self.folders: dict[str, str] = {}
         """Name → folder of each adapter's last load."""
+        self.server_info: Mapping[str, object] | None = None  # SGLang's answer; None: it has no such route
         self.calls: list[GenerateRequest] = []
         self.aborted: list[str] = []
         """rids of streams that were closed or aborted before their end."""
@@ -84,8 +85,7 @@ class FakeEngine:
         self._unpaused = asyncio.Event()
         self._unpaused.set()
         self._down = False
-        self.holding = 0
-        """Replies that wait at their `hold_after`; their reader has taken every token before it."""
+        self.holding = 0  # replies that wait at their `hold_after`; their reader has taken every token before it
         self._count = itertools.count()
 
     def script(self, *replies: Scripted) -> None:

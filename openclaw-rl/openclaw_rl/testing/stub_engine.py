@@ -64,6 +64,8 @@ async def _control(engine: FakeEngine, path: str, body: bytes) -> object:
             return {}
         case "/model_info":
             return (await engine.model_info()).model_dump()
+        case "/server_info":
+            return engine.server_info
         case "/v1/models":
             loaded = (await engine.adapter_folders() or {}).items()
             cards = [ModelCard(id="stub"), *(ModelCard(id=name, root=root, parent="stub") for name, root in loaded)]

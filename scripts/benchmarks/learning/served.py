@@ -64,7 +64,7 @@ class ServedEngine:
     async def serves(self, version: int) -> AsyncIterator[str | None]:
         name = f"{self._name}-v{version}" if version else None
         async with contextlib.AsyncExitStack() as stack:
-            client = HttpEngine(self._url, settings=EngineSettings(), scores_ids=True)
+            client = HttpEngine(self._url, settings=EngineSettings())
             stack.push_async_callback(client.aclose)
             if name is not None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openclaw-pairs-")))

@@ -51,7 +51,7 @@ def test_a_taken_port_is_named(question, tmp_path):
     ("more", "says"),
     [
         ({}, []),
-        ({"method.name": "opd", "method.top_k": 20, "method.guidance": 2.0}, ["another program scores prompts"]),
+        ({"method.name": "opd", "method.top_k": 20, "method.guidance": 2.0}, ["must be started with --prefill-max-requests 1"]),
         (
             {
                 "training.weights": "full",
@@ -63,7 +63,7 @@ def test_a_taken_port_is_named(question, tmp_path):
         ),
     ],
 )
-def test_what_other_programs_would_meet_on_a_running_engine_is_told(more, says):
+def test_what_a_running_engine_needs_and_what_others_would_meet_there_is_told(more, says):
     about = {"engine.kind": "url", "engine.url": "http://gpu:30000"}
     own, *others = doctor.engine(Question(load(None, about | more, {})))
     assert (own.level, own.says) == ("ok", "at http://gpu:30000; it is asked when the server starts")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.engines import score_answers
-from openclaw_rl.errors import AlignmentError
+from openclaw_rl.errors import AlignmentError, EngineGone, EngineRefused
 from openclaw_rl.testing import FakeEngine, ToyPolicy
 from openclaw_rl.types import Ids, LogProbs
 
@@ -42,23 +42,31 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     ]
 
 
-async def test_where_a_method_scores_given_ids_every_scoring_call_names_one() -> None:
-    """SGLang's scheduler dies of a batch where one scoring call names ids and another does not."""
+@pytest.mark.parametrize("most", [None, 2])
+async def test_an_engine_that_would_end_by_given_ids_is_not_sent_any(most: int | None) -> None:
+    """SGLang's scheduler ends when ids are named beside another prompt of the batch."""
     fake = FakeEngine(policy=ToyPolicy())
+    fake.server_info = {"prefill_max_requests": most}
     async with served(fake) as engine:
-        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0")
-        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
-        await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
-    assert [call.token_ids_logprob for call in fake.calls] == [[3], [3], [300, 400]]
-
-
-async def test_a_client_that_names_no_ids_scores_none_that_are_given() -> None:
-    fake = FakeEngine(policy=ToyPolicy())
-    async with served(fake, scores_ids=False) as engine:
-        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
-        with pytest.raises(RuntimeError, match="scores_ids"):
+        with pytest.raises(EngineRefused, match="start it with --prefill-max-requests 1"):
             await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
+        await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
     assert [call.token_ids_logprob for call in fake.calls] == [None]
+
+
+async def test_an_engine_that_takes_one_prompt_a_batch_is_asked_once_until_it_goes_away() -> None:
+    fake = FakeEngine(policy=ToyPolicy())
+    fake.server_info = {"prefill_max_requests": 1}
+    async with served(fake) as engine:
+        await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
+        fake.server_info = {"prefill_max_requests": 8}
+        await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
+        url, engine.url = engine.url, "http://127.0.0.1:9"
+        with pytest.raises(EngineGone):
+            await engine.model_info()
+        engine.url = url  # another engine came back there
+        with pytest.raises(EngineRefused, match="prefill-max-requests"):
+            await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
 
 
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True), max_size=30), st.integers(1, 60))

@@ -57,8 +57,9 @@ class SGLangKind(EngineKind):
         folder = tokenizer_folder(settings.model, data.cache)
         if settings.training.enabled:
             launch.refuse_window(folder, settings.model.context_length)
+        installed = launch.look(engine.python)
         arguments = launch.argv(
-            launch.look(engine.python),
+            installed,
             engine,
             folder=folder,
             name=settings.server.served_model_name or model_display_name(settings.model),
@@ -69,6 +70,9 @@ class SGLangKind(EngineKind):
             else None,
             dtype=launch.dtype_of(engine, settings.model),
         )
+        if settings.method.scores_given_ids:
+            launch.check_takes_ids(installed)
+            arguments += launch.ONE_PROMPT_A_BATCH  # after engine.args, which must not change it
         environ = {**launch.ENVIRON, **environ}
         return Child(
             name,

@@ -31,6 +31,8 @@ ENVIRON = {
 """Variables of SGLang; the names are spelt as it spells them."""
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
+ONE_PROMPT_A_BATCH = ("--prefill-max-requests", "1")
+"""Flags of an engine that scores given ids: a batch of several prompts would end it (`engines.client`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,12 @@ def dtype_of(engine: EngineSettings, model: ModelSettings) -> str:
     if engine.dtype != "auto":
         return engine.dtype
     return "float16" if model.path == "bundled" else "bfloat16"
+
+
+def check_takes_ids(installed: Installed) -> None:
+    """Raise SettingsError if this SGLang does not know ONE_PROMPT_A_BATCH."""
+    if "prefill_max_requests" not in installed.options:
+        raise SettingsError(f"SGLang {installed.version} cannot take one prompt a batch, which method.top_k needs")
 
 
 def _streaming_flag(installed: Installed) -> str:

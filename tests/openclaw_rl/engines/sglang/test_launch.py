@@ -1,5 +1,6 @@
 """How SGLang is started. That it starts is checked on a GPU host (scripts/gpu); here: what it would be told."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -28,6 +29,7 @@ OPTIONS = frozenset(
         "enable_priority_scheduling",
         "disable_priority_preemption",
         "disable_prefill_cuda_graph",
+        "prefill_max_requests",
     }
 )
 WHOLE = launch.Installed("0.5.15.post1", OPTIONS, has_flash_attention=True, has_flashinfer=True)
@@ -88,6 +90,23 @@ def test_flags_of_the_user_replace_ours() -> None:
     assert "bfloat16" not in words
     assert words.count("--port") == 1
     assert "--max-running-requests 64" in words
+
+
+def test_an_engine_that_scores_given_ids_takes_one_prompt_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scheduler ends of a batch where one prompt names ids and another does not."""
+    monkeypatch.setattr(launch, "look", lambda python: WHOLE)
+    guided = {"method.name": "combine", "method.top_k": 4, "method.guidance": 1.0, "engine.kind": "sglang"}
+    for values, ends_with in ((guided, True), (guided | {"method.top_k": 0}, False)):
+        settings = load(None, {**values, "engine.args": ["--prefill-max-requests", "9", "--tp", "1"]}, {})
+        child = KIND.child(settings, DataDir(tmp_path), 7, lambda *_: None)
+        assert (child.command.arguments[-2:] == ("--prefill-max-requests", "1")) is ends_with
+    monkeypatch.setattr(
+        launch, "look", lambda python: dataclasses.replace(WHOLE, options=OPTIONS - {"prefill_max_requests"})
+    )
+    with pytest.raises(SettingsError, match=r"cannot take one prompt a batch, which method\.top_k needs"):
+        KIND.child(load(None, guided, {}), DataDir(tmp_path), 7, lambda *_: None)
 
 
 def test_an_sglang_that_repeats_whole_streams_is_refused() -> None:
