@@ -103,6 +103,7 @@ class Run:
             "trainer.device": device,
             "trainer.dtype": "float32",  # the embedded engine's: samples stay exact on a GPU, too
             "engine.max_running": "64",
+            **({"trainer.micro_batch_tokens": "2048"} if device == "cuda" else {}),  # several runs share its memory
             **self._settings,
         }
         flags = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
