@@ -2,12 +2,15 @@
 trained batch with the advantages of a group worked by hand. Then a server that is killed between each of the calls."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from harness.host import Host
+from harness.model import Vocabulary
 
 from openclaw_rl.ledger import audit
 from openclaw_rl.ledger import open as ledger_open
@@ -15,12 +18,34 @@ from openclaw_rl.testing.running_server import RunningServer, running_stub
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 
+LETTERS = 90
+"""Ids below this one are letters and signs, in the small model of words."""
 KEY = {"Authorization": "Bearer sk-test"}
 ARGUMENTS = (
     *("--method", "agent", "--set", "trainer.nice=0", "--set", "episodes.groups_per_step=1"),
     *("--set", "server.api_keys=[{key='sk-test', user='uma'}, {key='sk-bob', user='bob'}]"),
     *("--set", "publisher.max_step_kl=1000", "--set", "publisher.max_base_kl=1000"),
 )
+
+
+class Forked(RunningServer):
+    """A server that is forked from a process with everything imported: many starts of it cost little."""
+
+    def __init__(self, host: Host, folder: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(folder / "data")
+        self._host, self._folder, self._settings = host, folder, settings
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        self._forked = self._running.enter_context(self._host.running(self._folder, self._settings))
+        self.url = self._forked.url
+
+    def kill(self) -> None:
+        self._forked.kill()
+        self._running.close()
+
+    def stop(self) -> None:
+        self._running.close()
 
 
 class Harness:
@@ -152,16 +177,22 @@ def test_a_foreign_or_ended_episode_takes_no_chat(server: RunningServer) -> None
 
 
 def test_a_server_killed_between_any_two_calls_loses_nothing_and_doubles_nothing(
-    short_model: Path, tmp_path: Path
+    host: Host, model_folder: Path, tmp_path: Path
 ) -> None:
     token = {"Authorization": "Bearer trainer-token-of-a-test"}
-    with running_stub(tmp_path, "--tokens-per-s", "0", "--mean-tokens", "4") as engine:
-        arguments = [
-            *ARGUMENTS,
-            *("--set", f"model.path={short_model}", "--set", "engine.kind=url", "--set", f"engine.url={engine}"),
-            *("--set", "trainer.kind=external", "--set", "server.trainer_token=trainer-token-of-a-test"),
-        ]
-        with RunningServer(tmp_path / "data", arguments) as server:
+    (end,) = Vocabulary.of(model_folder).ids(["<eos>"])
+    ids = ("--low-id", "0", "--high-id", str(LETTERS), "--end-id", str(end))
+    with running_stub(tmp_path, "--tokens-per-s", "0", "--mean-tokens", "4", *ids) as engine:
+        settings = {
+            "method.name": "agent",
+            "episodes.groups_per_step": 1,
+            "server.api_keys": [{"key": "sk-test", "user": "uma"}],
+            "server.trainer_token": "trainer-token-of-a-test",
+            "engine.kind": "url",
+            "engine.url": engine,
+            "trainer.kind": "external",
+        }
+        with Forked(host, tmp_path, settings) as server:
 
             def killed() -> None:
                 server.kill()

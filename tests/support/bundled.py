@@ -13,14 +13,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from openclaw_rl.models import convert, resolve
 from openclaw_rl.settings import ModelSettings
 
 LAYERS = 3
 """Layers of the shortened model. The bundled one has 30, and takes about seven times as long for a prompt."""
+HIDDEN, INNER, HEADS, KV_HEADS = 192, 512, 6, 2
+"""Sizes of the narrow model: width, width of the MLP, heads. The bundled one has 576, 1536, 9 and 3."""
+_KEPT = {
+    "embed_tokens": (None, HIDDEN),
+    "q_proj": (HEADS * 64, HIDDEN),
+    "k_proj": (KV_HEADS * 64, HIDDEN),
+    "v_proj": (KV_HEADS * 64, HIDDEN),
+    "o_proj": (HIDDEN, HEADS * 64),
+    "gate_proj": (INNER, HIDDEN),
+    "up_proj": (INNER, HIDDEN),
+    "down_proj": (HIDDEN, INNER),
+}
+"""First rows and columns of each matrix that the narrow model keeps. Of a norm it keeps the first weights."""
 
 
 def whole(root: Path) -> Path:
@@ -47,6 +61,18 @@ def shortened(root: Path) -> Path:
     return folder
 
 
+def narrowed(root: Path) -> Path:
+    """Return the folder of the shortened model with the first third of its width: a token costs a quarter as much."""
+    source = shortened(root)
+    folder = root / f"{source.name}-{HIDDEN}-wide"
+    with _locked(root):
+        if not folder.is_dir():
+            partial = Path(tempfile.mkdtemp(dir=root))
+            _narrow(source, partial)
+            partial.rename(folder)
+    return folder
+
+
 def link(cache: Path, place: Path) -> None:
     """Give a data folder the cache without converting or copying again."""
     shutil.copytree(cache, place, copy_function=_link_or_copy)
@@ -66,6 +92,25 @@ def _shorten(source: Path, folder: Path) -> None:
             layer = name.partition(".layers.")[2].partition(".")[0]
             if not layer or int(layer) < LAYERS:
                 kept[name] = tensors.get_tensor(name)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _narrow(source: Path, folder: Path) -> None:
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    sizes = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+    }
+    config = json.loads((source / "config.json").read_text()) | sizes
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    kept = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        rows, columns = _KEPT.get(name.split(".")[-2], (HIDDEN, None))
+        kept[name] = np.ascontiguousarray(tensor[:rows, ...][..., :columns])
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 

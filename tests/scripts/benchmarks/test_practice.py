@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bundled
 import pytest
 from tolerances import rel
 
@@ -23,7 +24,7 @@ from benchmarks.learning.share import Yardstick
 from benchmarks.learning.simulation import Asked
 from benchmarks.learning.sizes import Sizes
 from benchmarks.learning.studies import STUDIES, Job, Place, _measured, ends_jobs, jobs_of, smoke, work
-from benchmarks.learning.subject import Subject
+from benchmarks.learning.subject import Subject, forced_log_probs
 from benchmarks.learning.variants import POOL
 from openclaw_rl.offline.personas import PREFERENCES, Problem
 from openclaw_rl.settings import ModelSettings, TrainerSettings
@@ -58,9 +59,14 @@ SIZES = replace(
 WISHES = tuple(PREFERENCES)
 
 
+@pytest.fixture(scope="session")
+def narrow_model(pytestconfig: pytest.Config) -> Path:
+    return bundled.narrowed(pytestconfig.cache.mkdir("bundled"))
+
+
 @pytest.fixture(scope="module")
-def subject(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Subject(ModelSettings(path=str(short_model)), tmp_path_factory.mktemp("cache"), "cpu")
+def subject(narrow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(ModelSettings(path=str(narrow_model)), tmp_path_factory.mktemp("cache"), "cpu")
 
 
 def run_of(subject: Subject, arm: Arm, wishes: tuple[str, ...] = ("short",)) -> Practised:
@@ -71,7 +77,8 @@ def answered(subject: Subject, run: Practised, update: int, text: str) -> int:
     """Make one update in which the policy says `text` to each prompt; return the number of prompts."""
     ids = (*subject.encode(text), subject.end_id)
     prompts = run.ask(update)
-    asyncio.run(run.learn(update, [Reply(ids, (-1.0,) * len(ids)) for _ in prompts]))
+    told = forced_log_probs(run.policy, [(prompt, ids) for prompt in prompts], SIZES.temperature)
+    asyncio.run(run.learn(update, [Reply(ids, tuple(own)) for own in told]))
     return len(prompts)
 
 
@@ -337,10 +344,10 @@ def test_the_form_of_a_call_is_measured_by_replies_and_by_a_forced_call(subject:
 
 
 def test_the_study_of_drift_writes_each_run_before_and_after_with_all_measures(
-    short_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    narrow_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     posed = tuple(Problem(f"{n}?", str(n)) for n in range(3))
-    place = Place(ModelSettings(path=str(short_model)), tmp_path / "c", "cpu", 1, tmp_path / "r.jsonl", posed)
+    place = Place(ModelSettings(path=str(narrow_model)), tmp_path / "c", "cpu", 1, tmp_path / "r.jsonl", posed)
     (study,) = (replace(smoke(study), wishes=(("short",),)) for study in STUDIES["drift"])
     sizes = replace(study.sizes, elsewhere_prompts=1, held_out=2, exact_questions=2, reply_tokens=4, glances=())
     jobs = [*ends_jobs(["short"], study.seeds, place, sizes), *jobs_of([replace(study, sizes=sizes)], place, 8)]
