@@ -31,6 +31,7 @@ _NOT_A_REPLY_OF_THE_POLICY = (
 )
 """Reasons of turns that are no plain samples of π_v, or that their owner keeps out of it."""
 _PROMPTS_LOOKED_AT = 200
+_EPISODES_LOOKED_AT = 5000
 
 
 _SHOWS = "EXISTS (SELECT 1 FROM request_picture WHERE request_picture.request = request.id)"
@@ -113,6 +114,24 @@ class Reports(LedgerPart):
             (policy, *map(str, DEAD), *((policy,) if before_waiting else ()), limit),
         ).fetchall()
         return [(version, value) for version, value in reversed(rows)]
+
+    @read
+    def evaluated(self, db: sqlite3.Connection, *, policy: str = SHARED_POLICY) -> list[tuple[str, int, float]]:
+        """Return (task, version that played its end, reward) of newest ended evaluations, oldest first.
+
+        All are of one policy. Dead versions are left out. Only the last `_EPISODES_LOOKED_AT` episodes are read.
+        """
+        marks = ",".join("?" * len(DEAD))
+        last = "(SELECT max(id) FROM turn WHERE of_episode = episode.id)"
+        rows = db.execute(
+            "SELECT task, weight_version, reward FROM episode JOIN episode_group ON episode_group.id = grp"
+            f" JOIN turn ON turn.id = {last} JOIN version ON weight_version = oldest_version"
+            " WHERE episode.id > (SELECT ifnull(max(id), 0) FROM episode) - ? AND split = 'eval'"
+            f" AND episode.state = 'ended' AND episode_group.policy = ? AND version.state NOT IN ({marks})"
+            " ORDER BY episode.id",
+            (_EPISODES_LOOKED_AT, policy, *map(str, DEAD)),
+        )
+        return [(task, version, reward) for task, version, reward in rows]
 
     @read
     def recent_prompts(self, db: sqlite3.Connection, limit: int, policy: str = SHARED_POLICY) -> list[tuple[str, Ids]]:

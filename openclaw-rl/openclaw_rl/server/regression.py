@@ -1,4 +1,4 @@
-"""Monitor of the users' verdicts: it rolls back to an earlier version when verdicts fall.
+"""Monitor of the users' verdicts and of agents' evaluations: it rolls back to an earlier version when they fall.
 
 It groups the verdicts of user turns by the version that sampled them. A tool's result says more of the tool than of the
 policy, so tool turns are left out. So are the turns behind one that waits for the judge: while the judge is away, only
@@ -14,6 +14,10 @@ Each policy is tested and rolled back alone.
 Verdicts after the rollback belong to a new version number, so the next finding needs `min_turns` new verdicts: that is
 the cooldown. After `pause_after` rollbacks learning pauses until the operator resumes it.
 
+Evaluations of agents (`agents eval`) are tested beside the verdicts, and alike a fall rolls back. `find_worse` compares
+the newest version that played held-out tasks with each one before it, on the tasks that both played. Training episodes
+are no measure: the curriculum plays those tasks more often that the policy half knows.
+
 Limits: a judge that errs in step with the policy shows no fall (a canary does), and a change of the users' own taste
 looks like a fall.
 
@@ -26,6 +30,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 
 import numpy as np
 import structlog
@@ -50,6 +56,8 @@ class RegressionMonitor:
         self._ledger, self._publisher, self._settings, self._alerts = ledger, publisher, settings, alerts
         self._seen: dict[str, list[tuple[int, int]]] = {}
         """Verdicts that were tested, by policy."""
+        self._played: dict[str, list[tuple[str, int, float]]] = {}
+        """Evaluations that were tested, by policy."""
         self._falls: Counter[str] = Counter()
         """Automatic rollbacks of each policy since the start."""
         self._no_way_back: dict[str, int] = {}
@@ -74,24 +82,27 @@ class RegressionMonitor:
 
     def _forget_all_but(self, policies: Collection[str]) -> None:
         """Forget what was seen of policies that were removed."""
-        for kept in (self._seen, self._falls, self._no_way_back):
+        for kept in (self._seen, self._played, self._falls, self._no_way_back):
             for policy in kept.keys() - set(policies):
                 del kept[policy]
 
     async def look(self, policy: str = SHARED_POLICY) -> "VerdictDrop | None":
         """Test a policy once, and roll it back on a fall."""
-        limits = self._settings
-        verdicts = await self._ledger.user_verdicts(limit=limits.turns, before_waiting=True, policy=policy)
-        if (
-            verdicts == self._seen.get(policy, []) or await self._ledger.pinned(policy) is not None
-        ):  # the operator who pins a version decides alone
+        if await self._ledger.pinned(policy) is not None:  # the operator who pins a version decides alone
             return None
-        fall = await asyncio.to_thread(
-            find_drop, verdicts, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value
-        )
+        limits, fall = self._settings, None
+        verdicts = await self._ledger.user_verdicts(limit=limits.turns, before_waiting=True, policy=policy)
+        if verdicts != self._seen.get(policy, []):
+            test = partial(find_drop, min_side=limits.min_turns, drop=limits.drop, p_value=limits.p_value)
+            fall = await asyncio.to_thread(test, verdicts)
+        played = await self._ledger.evaluated(policy=policy)
+        if fall is None and played != self._played.get(policy, []):
+            worse = partial(find_worse, min_tasks=limits.min_turns, drop=limits.drop, p_value=limits.p_value)
+            fall = await asyncio.to_thread(worse, played)
         if fall is not None:
             await self._go_back(fall, policy)
-        self._seen[policy] = verdicts  # last: a fall that the ledger could not take is found again
+        # Last: a fall that the ledger could not take is found again.
+        self._seen[policy], self._played[policy] = verdicts, played
         return fall
 
     async def _go_back(self, fall: "VerdictDrop", policy: str) -> None:
@@ -128,7 +139,7 @@ class RegressionMonitor:
 
 @dataclass(frozen=True, slots=True)
 class VerdictDrop:
-    """A fall of the verdicts after version `good`: means over `n` turns each."""
+    """A fall after version `good`: means of verdicts over `n` turns each, or of rewards over `n` tasks."""
 
     good: int
     """The last version before the fall."""
@@ -182,6 +193,45 @@ def find_drop(
     cut = int(cuts[found])
     before, after = float(values[:cut].mean()), float(values[cut:].mean())
     return VerdictDrop(int(versions[cut - 1]), before, after, cut, n - cut, p)
+
+
+def find_worse(
+    played: Sequence[tuple[str, int, float]],
+    *,
+    min_tasks: int = 30,
+    drop: float = 0.3,
+    p_value: float = 0.001,
+    permutations: int = 20_000,
+    seed: int = 0,
+) -> VerdictDrop | None:
+    """Return how far the newest evaluated version is behind the best one before it, or None.
+
+    played: (task, version, reward from −1 to 1). Two versions are compared on the tasks that both played, at least
+    `min_tasks`, by the mean of the tasks' differences. The test flips the signs of the differences (one-sided, Fisher's
+    randomisation for pairs). Its p is multiplied by the number of versions compared (Bonferroni).
+    """
+    rewards: dict[int, dict[str, list[float]]] = {}
+    for task, version, reward in played:
+        rewards.setdefault(version, {}).setdefault(task, []).append(reward)
+    newest = max(rewards, default=0)
+    found: list[tuple[float, int, list[float], list[float]]] = []
+    for version, own in rewards.items():
+        both = own.keys() & rewards[newest].keys()
+        if version < newest and len(both) >= min_tasks:
+            before, after = ([fmean(of[task]) for task in both] for of in (own, rewards[newest]))
+            found.append((fmean(before) - fmean(after), version, before, after))
+    if not found:
+        return None
+    fall, good, before, after = max(found)
+    if fall < drop:
+        return None
+    gaps = np.array(before) - np.array(after)
+    chance, as_large = np.random.default_rng(seed), 0
+    for _ in range(0, permutations, _TOGETHER):
+        signs = chance.choice((-1.0, 1.0), (_TOGETHER, len(gaps)))
+        as_large += int(((signs * gaps).mean(axis=1) >= fall - 1e-12).sum())
+    p = min(1.0, len(found) * (1 + as_large) / (1 + permutations))
+    return VerdictDrop(good, fmean(before), fmean(after), len(before), len(after), p) if p < p_value else None
 
 
 def _falls(values: NDArray[np.float64], cuts: NDArray[np.intp]) -> NDArray[np.float64]:

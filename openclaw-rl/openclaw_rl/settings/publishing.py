@@ -48,16 +48,16 @@ class PublisherSettings(Branch):
 
 
 class WatchSettings(Branch):
-    """Automatic rollback, by the users' verdicts on the replies of each version."""
+    """Automatic rollback, by the users' verdicts on the replies of each version and by evaluations of agents."""
 
     enabled: bool = True
     """False: no automatic rollback."""
     turns: int = Field(default=400, ge=20)
     """Newest judged user turns that the test reads."""
     min_turns: int = Field(default=30, ge=5)
-    """Turns on each side of a fall, at least."""
+    """Turns on each side of a fall, at least; held-out tasks that two versions must both have played."""
     drop: float = Field(default=0.3, gt=0, le=2)
-    """Smallest fall of the mean verdict (−1 to 1) that matters."""
+    """Smallest fall of the mean verdict, or of the mean reward of held-out tasks, that matters (both −1 to 1)."""
     p_value: float = Field(default=0.001, gt=0, lt=1)
     """A fall this unlikely to be luck causes a rollback (permutation test over all cuts between versions). The test
     runs again after every batch. Without any fall, 0.01 finds one by luck in every fifteenth run of 200 turns, and

@@ -322,3 +322,14 @@ async def test_outcomes_are_told_by_version_split_and_set_of_tasks(runner, ledge
         EpisodeTally(0, Split.TRAIN, "shell", 2, 1, 0.0),
     ]
     assert [tally.tasks for tally in await ledger.tally(newest=1)] == ["alone"]
+
+
+async def test_evaluations_are_read_with_the_version_that_played_their_end(runner, ledger):
+    for name, split, reward in (("a", Split.EVAL, 0.5), ("b", Split.TRAIN, 1.0), ("c", Split.EVAL, -1.0)):
+        await runner.open(name, task=f"shell/{split}/{name}", split=split)
+        await runner.step(name)
+        await runner.end(name, reward)
+    await runner.open("running", task="shell/eval/2", split=Split.EVAL)
+    await runner.step("running")
+    assert await ledger.evaluated() == [("shell/eval/a", 0, 0.5), ("shell/eval/c", 0, -1.0)]
+    assert await ledger.evaluated(policy="user:bob") == []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import LedgerError, LedgerUnavailable
-from openclaw_rl.server.regression import RegressionMonitor, find_drop
+from openclaw_rl.server.regression import RegressionMonitor, find_drop, find_worse
 from openclaw_rl.settings import WatchSettings
 
 
@@ -106,16 +106,60 @@ def test_a_look_takes_little_memory() -> None:
     assert peak < 2**20
 
 
+def played(version: int, share: float, tasks: range = range(200), seed: int = 0) -> list[tuple[str, int, float]]:
+    """Return one evaluation: each task passed with this chance."""
+    rng = random.Random(f"{version}:{share}:{seed}")
+    return [(f"t{task}", version, 1.0 if rng.random() < share else -1.0) for task in tasks]
+
+
+def test_the_newest_evaluation_is_compared_with_the_best_before_it() -> None:
+    """Learning that rose from .26 to .88 and fell to .50: the mean of all before the fall is as low as after it."""
+    before = played(0, 0.26) + played(0, 0.37, seed=1) + played(5, 0.88)
+    assert find_worse(before) is None
+    fall = find_worse(before + played(8, 0.5))
+    assert fall is not None
+    assert (fall.good, fall.n_before, fall.n_after) == (5, 200, 200)
+    assert fall.before - fall.after == pytest.approx(0.76, abs=0.2)
+    assert fall.p_value == pytest.approx(2 / 20_001)  # of two versions compared, and no flip of 20,000 is as large
+
+
+def test_evaluations_of_other_tasks_say_nothing() -> None:
+    assert find_worse(played(5, 0.9) + played(8, 0.1, range(200, 400))) is None
+    assert find_worse(played(5, 0.9, range(29)) + played(8, 0.1)) is None, "too few tasks of both"
+    assert find_worse([]) is None
+
+
+def test_an_evaluation_that_has_begun_is_compared_on_its_tasks() -> None:
+    hard_first = [(f"t{task}", 5, -1.0 if task < 40 else 1.0) for task in range(200)]
+    assert find_worse(hard_first + [(f"t{task}", 8, -1.0) for task in range(40)]) is None
+    fall = find_worse(hard_first + [(f"t{task}", 8, -1.0) for task in range(80)])
+    assert fall is not None
+    assert (fall.before, fall.after, fall.n_after) == (0.0, -1.0, 80)
+
+
+def test_false_alarms_of_evaluations_are_as_rare_as_promised() -> None:
+    """Ten evaluations of an even policy: 1 run in 100 may alarm at p < 0.01, and 4 of 60 have a chance of 0.003.
+
+    The bound of the size is left out: it hides nearly all falls by chance.
+    """
+    runs = ([one for version in range(10) for one in played(version, 0.5, range(60), seed)] for seed in range(60))
+    assert sum(find_worse(run, drop=0.01, p_value=0.01, permutations=1000) is not None for run in runs) <= 3
+
+
 class FallenLedger:
     """Verdicts that fell after version 5, and no learned weights before it."""
 
     def __init__(self) -> None:
         self.verdicts = [(5, 1)] * 60 + [(6, -1)] * 60
+        self.played: list[tuple[str, int, float]] = []
         self.is_learning, self.is_away = True, False
 
     async def user_verdicts(self, *, limit: int, before_waiting: bool, policy: str) -> list[tuple[int, int]]:
         assert before_waiting, "a judge that is away would look like a fall"
         return self.verdicts[-limit:]
+
+    async def evaluated(self, *, policy: str) -> list[tuple[str, int, float]]:
+        return self.played
 
     async def pinned(self, policy: str) -> None:
         return None
@@ -157,3 +201,35 @@ def test_a_policy_that_was_removed_leaves_no_figures() -> None:
         monitor._falls[policy] += 1
     monitor._forget_all_but(["policy"])
     assert [list(kept) for kept in (monitor._seen, monitor._falls, monitor._no_way_back)] == [["policy"]] * 3
+
+
+class TwoVersions(FallenLedger):
+    """No verdicts; both versions played held-out tasks, and the first one can serve again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdicts = []
+        self.played = played(5, 0.9) + played(6, 0.4)
+        self.went_back: list[int] = []
+
+    async def roll_back_behind(self, good: int) -> int:
+        self.went_back.append(good)
+        self.played = [one for one in self.played if one[1] <= good]  # the others are dead
+        return good
+
+
+async def test_an_evaluation_that_fell_rolls_back_once() -> None:
+    ledger, raised = TwoVersions(), []
+    alerts: Any = SimpleNamespace(raise_alert=lambda event, **fields: raised.append((event, fields)))
+
+    async def follow() -> None:
+        return None
+
+    publisher: Any = SimpleNamespace(follow=follow)
+    monitor = RegressionMonitor(ledger, publisher, WatchSettings(), alerts)  # type: ignore[arg-type]
+    fall = await monitor.look()
+    assert fall is not None
+    assert await monitor.look() is None
+    assert (ledger.went_back, monitor.falls, ledger.is_learning) == ([5], 1, True)
+    ((event, fields),) = raised
+    assert (event, fields["serving"], fields["good"], fields["turns_after"]) == ("rolled_back", 5, 5, 200)
