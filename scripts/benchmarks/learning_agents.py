@@ -198,12 +198,13 @@ def table(readings: Sequence[Reading]) -> str:
         lasts = []
         for seed in sorted({one.seed for one in own}):
             run = [one for one in own if one.seed == seed]
-            lasts.append(run[-1].passed)
+            lasts += [run[-1].passed] if run[-1].steps else []
             curve = ", ".join(f"{one.steps}: {one.passed:.2f}" for one in run)
             last = f"{run[-1].passed:.2f} [{run[-1].low:.2f}, {run[-1].high:.2f}], {run[-1].seconds:.0f} s"
             greedy = " → ".join(f"{one.greedy:.2f}" for one in run if one.greedy is not None)
             lines.append(f"| `{name}` | {credit} | {seed} | {curve} | {last} | {greedy} | {aim} |")
-        lines.append(f"| `{name}` | {credit} | mean of {len(lasts)} | | **{fmean(lasts):.2f}** | | {aim} |")
+        if lasts:  # of the runs that trained
+            lines.append(f"| `{name}` | {credit} | mean of {len(lasts)} | | **{fmean(lasts):.2f}** | | {aim} |")
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ ENVIRON = {
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
 ONE_PROMPT_A_BATCH = ("--prefill-max-requests", "1")
-"""Flags of an engine that scores given ids: a batch of several prompts would end it (`engines.client`)."""
+"""Flags of an engine that scores given ids: several prompts in a batch would end it (sgl-project/sglang#34719)."""
 
 
 @dataclass(frozen=True, slots=True)
