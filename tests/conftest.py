@@ -4,6 +4,7 @@ No example fails for being slow: a busy machine is no bug. Examples are the same
 result; `TEST_SEEDS=new` draws others, for hypothesis and for the campaigns of `tests/integration`.
 """
 
+import functools
 import gc
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bundled
+import httpx
+import httpx._transports.default as httpx_transport
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -53,6 +56,12 @@ LONG_FIRST = (
     "tests/scripts/",
 )
 """Files that take long, in the order of their start; the rest follows, and evens the workers out."""
+
+
+def pytest_configure() -> None:
+    """Let the HTTP clients of all tests share a TLS context. Each would read 140 certificates for its own, which takes
+    20 to 50 ms of CPU, and tests make thousands of clients."""
+    httpx_transport.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 
 @pytest.hookimpl(trylast=True)
