@@ -24,6 +24,9 @@ def picture_file(width: int = 32, height: int = 24, *, shade: int = 0, form: str
     return out.getvalue()
 
 
+ONE, TWO = picture_file(32, 24), picture_file(40, 48, shade=90, form="JPEG")
+
+
 def data_url(data: bytes, media: str = "image/png") -> str:
     return f"data:{media};base64,{base64.b64encode(data).decode()}"
 
@@ -87,3 +90,17 @@ class PictureEngine(FakeEngine):
 
 def opened(url: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+
+
+def asked(*parts: object, role: str = "user") -> dict[str, Any]:
+    """Return the body of a chat whose only message has these parts."""
+    return {"messages": [{"role": role, "content": list(parts)}], "max_tokens": 4}
+
+
+def text(said: str) -> dict[str, object]:
+    return {"type": "text", "text": said}
+
+
+def chunk(kind: bytes, data: bytes = b"") -> bytes:
+    """Return a chunk of a PNG file."""
+    return len(data).to_bytes(4) + kind + data + zlib.crc32(kind + data).to_bytes(4)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from pictures import PictureEngine
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from openclaw_rl.engines.admission import VersionAdmission
@@ -277,5 +278,24 @@ def proxy_over() -> Callable[..., AbstractAsyncContextManager[Proxy]]:
             finally:
                 await proxy.client.aclose()
                 runner.should_exit = True
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
+    from gpu.vision_model import vision_folder  # with torch, which most tests of this folder need not
+
+    return FrontEnd(ModelSettings(), vision_folder(tmp_path_factory.mktemp("seeing")))
+
+
+@pytest.fixture
+def seeing_proxy(seeing, proxy_over):
+    """`start, engine = seeing_proxy(max_mb=…)`, then `async with start as proxy`: a proxy of a model that sees."""
+
+    def start(*, refusal=None, trains_pictures=False, **settings):
+        engine = PictureEngine(seeing.vision, policy=ToyPolicy(low_id=100, high_id=200))
+        reader = PictureReader(PictureSettings(**settings), refusal)
+        return proxy_over(seeing, engine=engine, pictures=reader, trains_pictures=trains_pictures), engine
 
     return start
