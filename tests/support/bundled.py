@@ -9,8 +9,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,26 +52,14 @@ def shortened(root: Path) -> Path:
 
     Its replies make no sense. It serves tests of the paths of a reply, a score or a step, at any quality of the model.
     """
-    folder = root / f"{_key()}-{LAYERS}-layers"
     source = resolve.resolve(ModelSettings(), whole(root)).folder
-    with _locked(root):
-        if not folder.is_dir():
-            partial = Path(tempfile.mkdtemp(dir=root))
-            _shorten(source, partial)
-            partial.rename(folder)
-    return folder
+    return _made(root / f"{_key()}-{LAYERS}-layers", partial(_shorten, source))
 
 
 def narrowed(root: Path) -> Path:
     """Return the folder of the shortened model with the first third of its width: a token costs a quarter as much."""
     source = shortened(root)
-    folder = root / f"{source.name}-{HIDDEN}-wide"
-    with _locked(root):
-        if not folder.is_dir():
-            partial = Path(tempfile.mkdtemp(dir=root))
-            _narrow(source, partial)
-            partial.rename(folder)
-    return folder
+    return _made(root / f"{source.name}-{HIDDEN}-wide", partial(_narrow, source))
 
 
 def link(cache: Path, place: Path) -> None:
@@ -78,14 +67,29 @@ def link(cache: Path, place: Path) -> None:
     shutil.copytree(cache, place, copy_function=_link_or_copy)
 
 
-def _shorten(source: Path, folder: Path) -> None:
+def _made(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return the folder; one process makes it, in a folder beside it that then gets its name."""
+    with _locked(folder.parent):
+        if not folder.is_dir():
+            begun = Path(tempfile.mkdtemp(dir=folder.parent))
+            make(begun)
+            begun.rename(folder)
+    return folder
+
+
+def _copy(source: Path, folder: Path, changes: Mapping[str, int]) -> None:
+    """Copy all but the weights and their hash; `changes` go into the configuration."""
     for file in source.iterdir():
         if file.suffix != ".safetensors" and file.name != "base_hash":
             shutil.copy(file, folder)
-    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
+    config = json.loads((source / "config.json").read_text()) | changes
     if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:LAYERS]
+        config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _shorten(source: Path, folder: Path) -> None:
+    _copy(source, folder, {"num_hidden_layers": LAYERS})
     kept = {}
     with safe_open(source / "model.safetensors", framework="np") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
@@ -96,17 +100,13 @@ def _shorten(source: Path, folder: Path) -> None:
 
 
 def _narrow(source: Path, folder: Path) -> None:
-    for file in source.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copy(file, folder)
     sizes = {
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
     }
-    config = json.loads((source / "config.json").read_text()) | sizes
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    _copy(source, folder, sizes)
     kept = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         rows, columns = _KEPT.get(name.split(".")[-2], (HIDDEN, None))

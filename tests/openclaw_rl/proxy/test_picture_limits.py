@@ -1,4 +1,4 @@
-"""What pictures may cost: pixels, threads, memory and time of all requests together."""
+"""Limits of pictures: pixels, threads, memory and time of all requests together."""
 
 import asyncio
 import base64

@@ -129,6 +129,17 @@ def test_evaluations_of_other_tasks_say_nothing() -> None:
     assert find_worse([]) is None
 
 
+def test_a_larger_fall_of_a_few_tasks_does_not_hide_a_clear_one_of_many() -> None:
+    few, many = [(f"t{task}", 4, 1.0) for task in range(30)], [(f"t{task}", 5, 1.0) for task in range(60, 200)]
+    failed = {*range(9), *range(60, 95)}
+    newest = [(f"t{task}", 8, -1.0 if task in failed else 1.0) for task in range(200)]
+    assert find_worse(few + newest) is None, "lower by 0.6, but nine equal signs of nine are luck once in 512 times"
+    fall = find_worse(few + many + newest)
+    assert fall is not None
+    assert (fall.good, fall.n_after) == (5, 140)
+    assert fall.before - fall.after == 0.5
+
+
 def test_an_evaluation_that_has_begun_is_compared_on_its_tasks() -> None:
     hard_first = [(f"t{task}", 5, -1.0 if task < 40 else 1.0) for task in range(200)]
     assert find_worse(hard_first + [(f"t{task}", 8, -1.0) for task in range(40)]) is None
