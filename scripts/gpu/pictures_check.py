@@ -1,7 +1,7 @@
 """Exactness of prompts with pictures: an engine's log-probs beside the trainer's, on one model and the same pictures.
 
     python -m gpu.pictures_check make FOLDER             a random Qwen3-VL with heads of 128 (0.3 GB)
-    python -m gpu.pictures_check serve FOLDER --python P  print the command line that serves it with SGLang
+    python -m gpu.pictures_check serve FOLDER --python P [--flags='FLAG …']   print SGLang's command that serves it
     python -m gpu.pictures_check run FOLDER --engine-url URL [--device cuda] [--dtype bfloat16]
 
 `run` asks about PNG, JPEG and WebP pictures, several in one prompt, and texts without any; under the base and under an
@@ -20,6 +20,7 @@ import asyncio
 import hashlib
 import json
 import math
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def main() -> int:
     serve.add_argument("folder", type=Path)
     serve.add_argument("--python", default=sys.executable, help="interpreter of SGLang's environment")
     serve.add_argument("--port", type=int, default=30000)
+    serve.add_argument("--flags", default="", metavar="'FLAG …'", help="more flags of SGLang's server")
     run = commands.add_parser("run")
     run.add_argument("folder", type=Path)
     run.add_argument("--engine-url", required=True)
@@ -88,18 +90,18 @@ def main() -> int:
         vision_model(options.folder, TINY if options.tiny else CARD)
         return 0
     if options.command == "serve":
-        print(" ".join(_serve(options.folder, options.python, options.port)))
+        print(" ".join(_serve(options.folder, options.python, options.port, shlex.split(options.flags))))
         return 0
     figures = asyncio.run(check(options.folder, options.engine_url, options.device, options.dtype, options.tokens))
     print(json.dumps(figures, indent=1))
     return 1 if figures["findings"] else 0
 
 
-def _serve(folder: Path, python: str, port: int) -> list[str]:
+def _serve(folder: Path, python: str, port: int, flags: Sequence[str] = ()) -> list[str]:
     trainer = TrainerSettings()
     words = launch.argv(
         launch.look(python),
-        EngineSettings(kind="sglang", python=python),
+        EngineSettings(kind="sglang", python=python, args=tuple(flags)),
         folder=folder,
         name="pictures",
         port=port,

@@ -119,6 +119,8 @@ def argv(
             flags["--disable-priority-preemption"] = []  # a judge's call waits for its turn; a chat must not end it
     if not installed.has_flash_attention:
         flags["--attention-backend"] = ["triton"]
+        if "mm_attention_backend" in installed.options:
+            flags["--mm-attention-backend"] = ["triton_attn"]  # of pictures; on Hopper it is else flash attention 3
     if not installed.has_flashinfer:
         flags["--sampling-backend"] = ["pytorch"]
     if "disable_prefill_cuda_graph" in installed.options:

@@ -81,6 +81,9 @@ def test_full_weights_need_no_room_for_adapters() -> None:
 def test_kernels_that_are_not_installed_are_not_asked_for() -> None:
     bare = launch.Installed("0.5.15", OPTIONS, has_flash_attention=False, has_flashinfer=False)
     assert "--attention-backend triton --sampling-backend pytorch" in line(bare)
+    assert "--mm-attention-backend" not in line(bare)
+    sees = launch.Installed("0.5.15", OPTIONS | {"mm_attention_backend"}, False, True)
+    assert "--attention-backend triton --mm-attention-backend triton_attn" in line(sees)
 
 
 def test_flags_of_the_user_replace_ours() -> None:
