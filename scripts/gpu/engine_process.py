@@ -74,7 +74,7 @@ def start_engine(
             context_length=None,
             adapters=launch.Adapters(MOST_RANK, tuple(TARGETS), slots),
         )
-        command += launch.ONE_PROMPT_A_BATCH if names_ids else ()
+        command += launch.TAKES_IDS if names_ids else ()
         environ |= launch.ENVIRON
     else:
         command = embedded_command(sys.executable, work, folder=host.model, port=port)

@@ -65,7 +65,7 @@ def _start_engine(host: NodeHost, port: int) -> EngineProcess:
         context_length=4096,
         adapters=None,
     )
-    command += launch.ONE_PROMPT_A_BATCH  # Combined with a guided teacher scores given ids
+    command += launch.TAKES_IDS  # Combined with a guided teacher scores given ids
     environ = host.environ | launch.ENVIRON | {"CUDA_VISIBLE_DEVICES": host.layout.gpus("rollout")}
     return EngineProcess.start(host.work, command, environ, log=host.out / "engine.log", port=port)
 
@@ -102,7 +102,7 @@ def start_prm(host: NodeHost, command: Command) -> EngineProcess:
     if found is not None and found.is_alive():
         found.wait()  # a stage beside this one may be starting it
     else:
-        argv = [command.python, "-m", command.module, *command.arguments, *PRM_ARGS, *launch.ONE_PROMPT_A_BATCH]
+        argv = [command.python, "-m", command.module, *command.arguments, *PRM_ARGS, *launch.TAKES_IDS]
         environ = host.environ | dict(command.environ)
         assert command.port is not None
         found = EngineProcess.start(work, argv, environ, log=host.out / "prm.log", port=command.port)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.sglang.launch import ENVIRON, ONE_PROMPT_A_BATCH
+from openclaw_rl.engines.sglang.launch import ENVIRON, TAKES_IDS
 from openclaw_rl.errors import SettingsError
 from openclaw_rl.processes.command import HIGHEST_PORT, free_port
 from openclaw_rl.settings import Settings, settings_class
@@ -219,7 +219,7 @@ def _prm(layout: Layout, server: ServerOptions, pythons: Pythons, checkpoint: st
     arguments += ["--tp", str(layout.prm_tp), "--dp", str(layout.prm_gpus // layout.prm_tp), "--dtype", "bfloat16"]
     arguments += ["--mem-fraction-static", f"{server.mem_fraction_static:g}", *server.prm_args]
     if settings.method.scores_given_ids:
-        arguments += ONE_PROMPT_A_BATCH
+        arguments += TAKES_IDS
     environ = {"CUDA_VISIBLE_DEVICES": layout.gpus("prm"), **ENVIRON}
     return Command(
         "prm", pythons.engine, "sglang.launch_server", tuple(arguments), environ, port=server.prm_port, model=checkpoint

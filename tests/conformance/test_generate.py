@@ -212,7 +212,7 @@ async def test_our_client_asks_for_other_ids_at_each_position(http, served, monk
 async def test_scores_with_tables_with_ids_and_with_neither_run_beside_each_other(http, served):
     """Practice scores all replies of an update at once: plain, over the top-k, and over given ids. Chats run beside.
 
-    (A batch of calls with ids and calls without ends SGLang, unless it was started with `--prefill-max-requests 1`.)
+    (A batch of calls with ids and calls without ends SGLang, unless it was started with `launch.TAKES_IDS`.)
     """
     cases = [(tuple(prompt(served, 30 + n, seed=n)), tuple(prompt(served, 90, seed=60 + n))) for n in range(8)]
     engine = HttpEngine(served.url, settings=EngineSettings())

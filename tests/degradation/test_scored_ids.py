@@ -26,7 +26,7 @@ async def test_an_engine_that_batches_prompts_is_asked_for_no_given_ids(place: A
             told = await here.admin(f"/v1/turns/{turn}")
             assert '"absent": "teacher_failed"' in told["sample"]["extra_json"]
 
-        here.teacher.fake.server_info = {"prefill_max_requests": 1}
+        here.teacher.fake.server_info = {"prefill_max_requests": 1, "disable_overlap_schedule": True}
         turns = [await here.turn(CORRECTION, "later")]
         await here.until(are_sampled)
         await here.until_well()

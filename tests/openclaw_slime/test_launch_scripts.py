@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.engines.sglang.launch import TAKES_IDS
+
 ROOT = Path(__file__).parents[2]
 SNAPSHOTS = ROOT / "tests/data/slime_dry_run"
 SCRIPTS = {
@@ -132,7 +134,8 @@ def test_engines_that_score_given_ids_take_one_prompt_a_batch(top_k: str, is_set
     told = ("--dry-run", "--set", "method.guidance=1")
     done = launch(SCRIPTS["openclaw_combine"], *told, HF_CKPT="C", TOP_K=top_k, PRM_ARGS=more)
     prm = done.stdout.partition("\nprm\n")[2].partition("\nserver\n")[0]
-    assert prm.rstrip().endswith("--prefill-max-requests 1") is is_set, done.stderr
+    words = [word for word in prm.split() if word != "\\"]
+    assert (tuple(words[-3:]) == TAKES_IDS) is is_set, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ It corrects SGLang's differences from the dialect:
   last token once more, beside the log-probs of its whole reply. The client removes the part that it already has.
 * SGLang writes id 0 for the vocabulary's last id beside a prompt's log-probs (it takes that id for an image's). That
   id is an ordinary token of SmolLM2 and others. The log-prob is the right one.
-* SGLang ends when a prefill batch has a request that names `token_ids_logprob` and one that names none. So ids are
-  named only to an engine that takes one prompt a batch, as `sglang.launch` starts it, or has no `/server_info`.
+* SGLang ends when a batch has a request that names `token_ids_logprob` and one that names none. So ids are named only
+  to an engine with `sglang.launch.TAKES_IDS`, or without `/server_info`.
 * Where SGLang makes logits in slices, a table of such a batch may be another request's. A table that disagrees with the
   token's own log-prob is an AlignmentError.
 """

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from openclaw_rl.engines.base import PRIORITY_BACKGROUND
 from openclaw_rl.engines.dialect import EngineSampling, GenerateReply, GenerateRequest, TokenLogProb, storable
 from openclaw_rl.engines.pictures import PicturePrompt
+from openclaw_rl.engines.sglang.launch import TAKES_IDS
 from openclaw_rl.errors import AlignmentError, EngineFaulty, EngineRefused
 from openclaw_rl.types import Ids, LogProbs
 
@@ -82,9 +83,10 @@ def check_takes_ids(server_info: bytes) -> None:
         told = json.loads(server_info)
     except ValueError as error:
         raise EngineFaulty(f"/server_info: {error}") from error
-    if isinstance(told, dict) and told.get("prefill_max_requests", 1) != 1:
-        flag = "--prefill-max-requests 1"
-        reason = f"given ids need an SGLang that takes one prompt a batch: start it with {flag}"
+    needed = {"prefill_max_requests": 1, "disable_overlap_schedule": True, "enable_mixed_chunk": False}
+    if isinstance(told, dict) and any(told.get(name, value) != value for name, value in needed.items()):
+        flags = " ".join(TAKES_IDS)
+        reason = f"given ids would end this SGLang: start it with {flags}, without --enable-mixed-chunk"
         raise EngineRefused(reason, status=400)
 
 

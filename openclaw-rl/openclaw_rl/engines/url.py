@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from openclaw_rl.engines.kind import EngineKind, Finding
+from openclaw_rl.engines.sglang.launch import TAKES_IDS
 from openclaw_rl.settings import Settings
 
 
@@ -14,7 +15,7 @@ class UrlKind(EngineKind):
             yield Finding(
                 "engine",
                 "differs",
-                "a guided top-k scores given ids: SGLang must be started with --prefill-max-requests 1",
+                f"a guided top-k scores given ids: SGLang must be started with {' '.join(TAKES_IDS)}",
             )
         # The server cannot see who else asks the engine, so the line names what others would meet there.
         if settings.training.enabled and settings.training.weights == "full":

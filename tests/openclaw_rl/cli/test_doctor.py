@@ -51,7 +51,10 @@ def test_a_taken_port_is_named(question, tmp_path):
     ("more", "says"),
     [
         ({}, []),
-        ({"method.name": "opd", "method.top_k": 20, "method.guidance": 2.0}, ["--prefill-max-requests 1"]),
+        (
+            {"method.name": "opd", "method.top_k": 20, "method.guidance": 2.0},
+            ["--prefill-max-requests 1 --disable-overlap-schedule"],
+        ),
         (
             {
                 "training.weights": "full",

@@ -42,13 +42,25 @@ async def test_given_ids_are_scored_position_by_position(monkeypatch: pytest.Mon
     ]
 
 
-@pytest.mark.parametrize("most", [None, 2])
-async def test_an_engine_that_would_end_by_given_ids_is_not_sent_any(most: int | None) -> None:
-    """SGLang's scheduler ends when ids are named beside another prompt of the batch."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prefill_max_requests": None},
+        {"prefill_max_requests": 2},
+        {"disable_overlap_schedule": False},
+        {"enable_mixed_chunk": True},
+    ],
+)
+async def test_an_engine_that_would_end_by_given_ids_is_not_sent_any(other: dict[str, object]) -> None:
+    """SGLang's scheduler ends when ids are named beside another prompt of the batch, or in a decode step of others."""
     fake = FakeEngine(policy=ToyPolicy())
-    fake.server_info = {"prefill_max_requests": most}
+    fake.server_info = {
+        "prefill_max_requests": 1,
+        "disable_overlap_schedule": True,
+        "enable_mixed_chunk": False,
+    } | other
     async with served(fake) as engine:
-        with pytest.raises(EngineRefused, match="start it with --prefill-max-requests 1"):
+        with pytest.raises(EngineRefused, match="start it with --prefill-max-requests 1 --disable-overlap-schedule"):
             await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
         await engine.score((1, 2, 3), (400, 500), lora_path=None, extra_key="v0", top_k=3)
     assert [call.token_ids_logprob for call in fake.calls] == [None]
@@ -56,7 +68,7 @@ async def test_an_engine_that_would_end_by_given_ids_is_not_sent_any(most: int |
 
 async def test_an_engine_that_takes_one_prompt_a_batch_is_asked_once_until_it_goes_away() -> None:
     fake = FakeEngine(policy=ToyPolicy())
-    fake.server_info = {"prefill_max_requests": 1}
+    fake.server_info = {"prefill_max_requests": 1, "disable_overlap_schedule": True}
     async with served(fake) as engine:
         await engine.score_ids((1, 2, 3), (400,), [(300,)], lora_path=None, extra_key="v0")
         fake.server_info = {"prefill_max_requests": 8}

@@ -72,7 +72,7 @@ class SGLangKind(EngineKind):
         )
         if settings.method.scores_given_ids:
             launch.check_takes_ids(installed)
-            arguments += launch.ONE_PROMPT_A_BATCH  # after engine.args, which must not change it
+            arguments += launch.TAKES_IDS  # after engine.args, which must not change it
         environ = {**launch.ENVIRON, **environ}
         return Child(
             name,

@@ -31,8 +31,10 @@ ENVIRON = {
 """Variables of SGLang; the names are spelt as it spells them."""
 _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_S = 60.0
-ONE_PROMPT_A_BATCH = ("--prefill-max-requests", "1")
-"""Flags of an engine that scores given ids: several prompts in a batch would end it (sgl-project/sglang#34719)."""
+TAKES_IDS = ("--prefill-max-requests", "1", "--disable-overlap-schedule")
+"""Flags of an engine that scores given ids: it would end of a batch where one request names ids and another does not
+(sgl-project/sglang#34719). Such a batch is a prefill of two prompts. It is a decode step, too: with its overlapped
+schedule SGLang runs one more step for a prompt that is scored already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +166,10 @@ def dtype_of(engine: EngineSettings, model: ModelSettings) -> str:
 
 
 def check_takes_ids(installed: Installed) -> None:
-    """Raise SettingsError if this SGLang does not know ONE_PROMPT_A_BATCH."""
-    if "prefill_max_requests" not in installed.options:
-        raise SettingsError(f"SGLang {installed.version} cannot take one prompt a batch, which method.top_k needs")
+    """Raise SettingsError if this SGLang does not know TAKES_IDS."""
+    for flag in TAKES_IDS:
+        if flag.startswith("--") and flag.removeprefix("--").replace("-", "_") not in installed.options:
+            raise SettingsError(f"SGLang {installed.version} does not know {flag}, which method.top_k needs")
 
 
 def _streaming_flag(installed: Installed) -> str:

@@ -30,6 +30,7 @@ OPTIONS = frozenset(
         "disable_priority_preemption",
         "disable_prefill_cuda_graph",
         "prefill_max_requests",
+        "disable_overlap_schedule",
     }
 )
 WHOLE = launch.Installed("0.5.15.post1", OPTIONS, has_flash_attention=True, has_flashinfer=True)
@@ -95,8 +96,9 @@ def test_flags_of_the_user_replace_ours() -> None:
     assert "--max-running-requests 64" in words
 
 
+@pytest.mark.parametrize("unknown", ["prefill_max_requests", "disable_overlap_schedule"])
 def test_an_engine_that_scores_given_ids_takes_one_prompt_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
     """Its scheduler ends of a batch where one prompt names ids and another does not."""
     monkeypatch.setattr(launch, "look", lambda python: WHOLE)
@@ -104,11 +106,10 @@ def test_an_engine_that_scores_given_ids_takes_one_prompt_a_batch(
     for values, ends_with in ((guided, True), (guided | {"method.top_k": 0}, False)):
         settings = load(None, {**values, "engine.args": ["--prefill-max-requests", "9", "--tp", "1"]}, {})
         child = KIND.child(settings, DataDir(tmp_path), 7, lambda *_: None)
-        assert (child.command.arguments[-2:] == ("--prefill-max-requests", "1")) is ends_with
-    monkeypatch.setattr(
-        launch, "look", lambda python: dataclasses.replace(WHOLE, options=OPTIONS - {"prefill_max_requests"})
-    )
-    with pytest.raises(SettingsError, match=r"cannot take one prompt a batch, which method\.top_k needs"):
+        assert (child.command.arguments[-3:] == launch.TAKES_IDS) is ends_with
+    monkeypatch.setattr(launch, "look", lambda python: dataclasses.replace(WHOLE, options=OPTIONS - {unknown}))
+    flag = "--" + unknown.replace("_", "-")
+    with pytest.raises(SettingsError, match=rf"does not know {flag}, which method\.top_k needs"):
         KIND.child(load(None, guided, {}), DataDir(tmp_path), 7, lambda *_: None)
 
 
