@@ -54,6 +54,8 @@ LEAST_NOISE = 0.02
 """Nats a token that pictures may cost, whatever the texts' noise is."""
 LEAST_SHIFT = 0.05
 """Nats a token by which another picture, or the adapter, must change a reply."""
+TRIES = 5
+"""Calls until a reply begins with a token that is no place of a picture."""
 _KINDS = (("PNG", "image/png"), ("JPEG", "image/jpeg"), ("WEBP", "image/webp"))
 
 
@@ -242,29 +244,40 @@ async def _ask(
     if pictures and frontend.vision is not None:
         shown = PicturePrompt.of(rendered.ids, PictureUrls(pictures, reader.memory), frontend.vision.placeholder)
         ids, images = list(shown.ids), shown.image_data
-    reply = await engine.generate(
-        GenerateRequest(
-            input_ids=ids,
-            image_data=images,
-            sampling_params=EngineSampling(max_new_tokens=tokens, temperature=1.0, ignore_eos=True),
-            return_logprob=True,
-            lora_path=lora_path,
-        )
+    request = GenerateRequest(
+        input_ids=ids,
+        image_data=images,
+        sampling_params=EngineSampling(max_new_tokens=tokens, temperature=1.0, ignore_eos=True),
+        return_logprob=True,
+        lora_path=lora_path,
     )
+    for _ in range(TRIES):
+        reply = await engine.generate(request)
+        if count := _readable(reply.output_ids, frontend):
+            break
     log_probs = [entry[0] for entry in reply.meta_info.output_token_logprobs or ()]
     values = tuple(math.nan if value is None else value for value in log_probs)
-    count = len(reply.output_ids)
     sample = Sample(
         sample_id=name,
         prompt_ids=tuple(rendered.ids),
-        response_ids=tuple(reply.output_ids),
+        response_ids=tuple(reply.output_ids[:count]),
         loss_mask=(True,) * count,
-        rollout_log_probs=values,
+        rollout_log_probs=values[:count],
         versions=(VersionRun(0, count),),
         temperature=1.0,
         pictures=tuple(picture.digest for picture in pictures),
     )
     return Asked(name, sample, pictures, reply.meta_info.prompt_tokens)
+
+
+def _readable(ids: Sequence[int], frontend: FrontEnd) -> int:
+    """Return the number of ids before the first place of a picture or a video.
+
+    Random weights sample such places now and then. Without a picture there no pass can read on, and the server takes
+    such a reply for no sample.
+    """
+    reserved = frozenset[int]() if frontend.vision is None else frontend.vision.reserved
+    return next((at for at, token in enumerate(ids) if token in reserved), len(ids))
 
 
 async def _scored(engine: HttpEngine, policy: LoraPolicy, one: Asked) -> float | str:
@@ -287,14 +300,17 @@ def _gap(policy: LoraPolicy, sample: Sample) -> float:
 
 
 def _other_picture(policy: LoraPolicy, asked: Sequence[Asked], folder: Path) -> float:
-    """Return the distance when the trainer sees another picture of the same size: pictures must matter."""
-    one = next(one for one in asked if len(one.pictures) == 1)
-    seen = one.pictures[0]
-    out = BytesIO()
-    Image.new("RGB", (seen.width, seen.height), "white").save(out, "PNG")
-    digest = hashlib.sha256(out.getvalue()).hexdigest()
-    (folder / digest).write_bytes(out.getvalue())
-    return _gap(policy, replace(one.sample, pictures=(digest,)))
+    """Return the mean distance when the trainer sees white pictures of the same sizes: pictures must matter."""
+    gaps = []
+    for one in asked:
+        if len(one.pictures) == 1:
+            seen = one.pictures[0]
+            out = BytesIO()
+            Image.new("RGB", (seen.width, seen.height), "white").save(out, "PNG")
+            digest = hashlib.sha256(out.getvalue()).hexdigest()
+            (folder / digest).write_bytes(out.getvalue())
+            gaps.append(_gap(policy, replace(one.sample, pictures=(digest,))))
+    return _mean(gaps)
 
 
 def _add_noise(policy: LoraPolicy) -> None:

@@ -129,9 +129,13 @@ class PicturePrompt:
     """With one placeholder for each picture."""
     image_data: Sequence[str] = field(repr=False)
     placeholder: int
+    reserved: frozenset[int] = frozenset()
+    """Ids of places of pictures and videos: no pass can read a reply that has one."""
 
     @classmethod
-    def of(cls, prompt_ids: Ids, image_data: Sequence[str], placeholder: int) -> Self:
+    def of(
+        cls, prompt_ids: Ids, image_data: Sequence[str], placeholder: int, reserved: frozenset[int] = frozenset()
+    ) -> Self:
         """prompt_ids: expanded. Raises ValueError if a picture has no place."""
         # Templates write a mark before and behind each picture, so that two pictures are never one run.
         ids = [
@@ -141,7 +145,7 @@ class PicturePrompt:
         ]
         if ids.count(placeholder) != len(image_data):
             raise ValueError(f"{len(image_data)} pictures, and {ids.count(placeholder)} places in the prompt")
-        return cls(ids, image_data, placeholder)
+        return cls(ids, image_data, placeholder, reserved | {placeholder})
 
     def then(self, ids: Ids) -> "PicturePrompt":
         """Return the prompt with tokens of a reply behind it."""

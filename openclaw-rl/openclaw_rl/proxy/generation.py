@@ -284,9 +284,9 @@ class Generation:
             sampled.is_aligned = False
             sampled.log_probs += [math.nan] * len(ids)
         shown = self._decoding.pictures
-        # The engine saw another prompt than the one that is recorded; or the reply has a place without a picture, which
-        # no forward pass can fill.
-        if shown is not None and (meta.prompt_tokens != self._asked or shown.placeholder in ids):
+        # The engine saw another prompt than the one that is recorded; or the reply has a place of a picture or a video,
+        # which no forward pass can fill.
+        if shown is not None and (meta.prompt_tokens != self._asked or not shown.reserved.isdisjoint(ids)):
             sampled.is_aligned = False
         if self._top_logprobs:
             tables = (meta.output_top_logprobs or [])[: len(ids)]

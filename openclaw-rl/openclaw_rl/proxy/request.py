@@ -175,9 +175,10 @@ async def prepare(
 
 
 def _shown(deps: ProxyDeps, ids: Ids, pictures: Sequence[Picture]) -> PicturePrompt | None:
-    if not pictures or deps.frontend.vision is None:
+    vision = deps.frontend.vision
+    if not pictures or vision is None:
         return None
-    return PicturePrompt.of(ids, PictureUrls(pictures, deps.pictures.memory), deps.frontend.vision.placeholder)
+    return PicturePrompt.of(ids, PictureUrls(pictures, deps.pictures.memory), vision.placeholder, vision.reserved)
 
 
 def _calls_schema(tools: Sequence[Tool], *, one_call: bool) -> str:

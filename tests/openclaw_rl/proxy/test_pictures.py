@@ -89,11 +89,14 @@ async def test_a_prompt_that_the_engine_reads_otherwise_is_not_trained_on(seeing
         assert proxy.book.turns[0].drop is DropReason.MISALIGNED
 
 
-async def test_a_reply_with_a_place_for_a_picture_is_not_trained_on(seeing, seeing_proxy) -> None:
+@pytest.mark.parametrize("what", ["picture", "video"])
+async def test_a_reply_with_a_place_for_a_picture_is_not_trained_on(seeing, seeing_proxy, what: str) -> None:
     from openclaw_rl.testing.fake_engine import Scripted
 
     start, engine = seeing_proxy(trains_pictures=True)
-    engine.script(Scripted((101, seeing.vision.placeholder, 102), finish="length"))
+    (video,) = seeing.vision.reserved - {seeing.vision.placeholder}
+    place = seeing.vision.placeholder if what == "picture" else video
+    engine.script(Scripted((101, place, 102), finish="length"))
     async with start as proxy:
         assert (await proxy.post(asked(picture_part(ONE)))).status_code == 200
         assert proxy.book.turns[0].drop is DropReason.MISALIGNED

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from vision_engine import running_vision_engine
 
 from gpu import pictures_check
 from gpu.vision_model import vision_model
+from openclaw_rl.models.vision import Vision
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +47,27 @@ def test_an_engine_that_drops_the_adapter_is_found(engine, monkeypatch) -> None:
     engine[0].real._adapted.clear()
     findings = run(engine)["findings"]
     assert [line.partition(":")[0] for line in findings] == ["texts under an adapter", "pictures under an adapter"]
+
+
+@pytest.mark.parametrize("kind", ["picture", "video"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_reply_is_read_up_to_a_place_without_a_picture(engine, monkeypatch, kind: str, at: int) -> None:
+    """Random weights sample such places, and no pass can read on there."""
+    vision, generate = Vision.of(engine[2]), engine[0].generate
+    (video,) = vision.reserved - {vision.placeholder}
+    place = vision.placeholder if kind == "picture" else video
+    asked: dict[str, int] = {}
+
+    async def with_a_place(request):
+        reply = await generate(request)
+        prompt = str((request.input_ids, request.lora_path))
+        asked[prompt] = asked.get(prompt, 0) + 1
+        if request.logprob_start_len >= 0 or (at == 0 and asked[prompt] > 1):
+            return reply
+        ids = [place if number == at else token for number, token in enumerate(reply.output_ids)]
+        return replace(reply, output_ids=ids)
+
+    monkeypatch.setattr(engine[0], "generate", with_a_place)
+    figures = run(engine)
+    assert figures["findings"] == []
+    assert set(asked.values()) >= {2 if at == 0 else 1}
