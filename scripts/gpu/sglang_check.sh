@@ -18,8 +18,9 @@
 #   sglang_check.sh --streams 32 random=60 child=330
 # Users with an adapter each, which the local trainer trains in turn: 5 to 7 minutes beside those of --minutes, so in a
 # process of its own session (setsid), over two calls or more
+#   sglang_check.sh --users 32 --minutes 10 --places 34 random=60 users=1100
+# The same with fewer places than users that chat at once: first tokens wait for a place
 #   sglang_check.sh --users 32 --minutes 4 --places 8 random=60 users=700
-#   sglang_check.sh --users 32 --minutes 10 --places 8 random=60 users=1100
 # A pool of two engines, on two cards: about 6 minutes. A first start of SGLang compiles kernels for 90 to 150 s: without
 # jit.tgz a call before spends them, and takes the model that the pool finds again
 #   sglang_check.sh random=60 engine=240 stop=30

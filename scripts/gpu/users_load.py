@@ -51,7 +51,7 @@ WARM_SHARE, ONE_SHARE, MOST_S = 0.05, 0.2, 60.0
 """Shares of `--minutes`: first chats, whose first tokens are not counted, and chats under one adapter."""
 TELL_S = 10.0
 ALONE_TOKENS = 16
-TRAINER_S, SCORE_S = 120.0, 150.0
+TRAINER_S, SCORE_S = 120.0, 100.0
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 _TRAINED = f"""
