@@ -1,6 +1,6 @@
 """A terminal task of three steps: find the folder, find the file that holds a word in it, print that file's last line.
 
-The prompt shows one episode as an example. The policy sees each command's output and ends by printing the line.
+The prompt shows three episodes as examples. The policy sees each command's output and ends by printing the line.
 """
 
 import random
@@ -32,11 +32,18 @@ _SYSTEM = (
     "You work in a terminal. Answer each message with one bash command alone. A folder here has files. Find the file "
     "in it that holds the word, and print the last line of that file."
 )
-_EXAMPLE = (
+_EXAMPLES = (
     ("Word: rabbit", "ls"),
     ("notes", "grep -l rabbit notes/*"),
     ("notes/b.txt", "tail -n 1 notes/b.txt"),
+    ("Word: kettle", "ls"),
+    ("music", "grep -l kettle music/*"),
+    ("music/a.txt", "tail -n 1 music/a.txt"),
+    ("Word: spoon", "ls"),
+    ("plans", "grep -l spoon plans/*"),
+    ("plans/c.txt", "tail -n 1 plans/c.txt"),
 )
+"""After one episode alone the bundled model passes no task."""
 _OBSERVATION_CHARS = 400
 
 
@@ -72,7 +79,7 @@ class TerminalFind:
         files, last = task.data["files"], task.data["last"]
         assert isinstance(files, dict)
         messages: list[dict[str, object]] = [{"role": "system", "content": _SYSTEM}]
-        for said, command in _EXAMPLE:
+        for said, command in _EXAMPLES:
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": command}]
         messages.append({"role": "user", "content": f"Word: {task.data['word']}"})
         done = False
